@@ -106,7 +106,7 @@ class RemoteCommand:
     def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
         """Hand on the output, with STDOUT or STDERR, until the command ends; return its exit code.
 
-        Raises UnreachableError if the connection breaks before, or ``timeout`` seconds after it was opened.
+        Raises UnreachableError if the connection breaks before, or ``timeout`` seconds after it began to open.
         """
         ends = None if timeout is None else self._began + timeout
         while True:
@@ -147,14 +147,14 @@ class PodConnection:
     """A TCP connection to a port of a pod. One thread may receive while another sends."""
 
     def __init__(self, access: Access, target: RequestTarget, port: int) -> None:
-        """Open the connection. Raises ApiError if the API server refuses it."""
+        """Open the connection. Raises ApiError if the API server refuses it, NoConfigError for a proxy https://."""
         self._websocket, self._port = _open(access, target, [("ports", str(port))], _PORT_FORWARD), port
         if isinstance(self._websocket.sock, SSLTransport):  # of which the package does not see what it has read
             _close(self._websocket)
             problem = f"context {access.context.name} uses a proxy https://, which flk port-forward cannot do"
             raise NoConfigError(problem, hint="kubectl port-forward can")
-        self._forward = _Forward(self._websocket, [port])
-        self._socket = self._forward.socket(port)
+        self._forward: Any = _Forward(self._websocket, [port])  # type: ignore[no-untyped-call]
+        self._socket = self._forward.socket(port)  # type: ignore[no-untyped-call]
 
     def receive(self) -> bytes:
         """Return the next bytes; none at the end. Raises UnreachableError if nothing listens on the port."""
@@ -180,14 +180,15 @@ class PodConnection:
         self._socket.close()
 
 
-class _Forward(PortForward):  # type: ignore[misc]
-    """The package's thread, which would end with a traceback, and leave its reader waiting."""
+class _Forward(PortForward):
+    """The forwarding of the package, which closes its port however its thread ends."""
 
-    class _Port(PortForward._Port):  # type: ignore[misc]
-        """The data of a port, which would grow without end while the reader is slow: the thread waits for it."""
+    class _Port(PortForward._Port):
+        """A port that keeps no data for a slow reader: the thread waits for it, and so does the pod."""
 
         @property
         def data(self) -> bytes:
+            """What is to be written to the reader: nothing, it has been."""
             return b""
 
         @data.setter
@@ -196,7 +197,7 @@ class _Forward(PortForward):  # type: ignore[misc]
 
     def _proxy(self) -> None:
         with contextlib.suppress(Exception):  # the connection may break, and the server may send anything
-            super()._proxy()
+            super()._proxy()  # type: ignore[no-untyped-call]
         for port in self.local_ports.values():
             port.python.close()
         self.websocket.shutdown()
@@ -204,7 +205,7 @@ class _Forward(PortForward):  # type: ignore[misc]
 
 def _close(connection: Any) -> None:
     transport = connection.sock
-    connection.close()
+    connection.close(timeout=0)
     if transport is not None:
         transport.close()  # the library leaves it open where it is TLS within TLS, whose class is urllib3's
 

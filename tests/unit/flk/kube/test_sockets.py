@@ -42,7 +42,7 @@ class Server:
         self.messages: list[bytes] = []
         self.stays_open = False
         self.silent = False  # it answers nothing
-        self.drains = False  # it reads all that has come once it has sent its messages
+        self.echoes = 0  # bytes that it sends back in small messages, each before it reads more
         self.resets = False  # it ends connections without a goodbye
         self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
@@ -102,9 +102,10 @@ class Server:
         )
         for message in self.messages:
             connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
-        size = 0
-        while self.drains and size < 400 * (1 << 16):
-            size += len(connection.recv(1 << 20))
+        while self.echoes > 0:
+            message = on(0, connection.recv(1 << 14))
+            connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
+            self.echoes -= len(message) - 1
         if self.resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if not self.stays_open:
@@ -347,19 +348,27 @@ def test_the_time_of_a_command_begins_before_it_is_started(
 
 
 def test_a_port_in_both_directions_at_once(server: Server, client: JobClient) -> None:
-    """The pod reads nothing before it has sent all, and the client reads nothing before it has begun to send."""
-    server.messages = [*OF_A_PORT, *([on(0, bytes(1 << 20))] * 24)]
-    server.drains = True
+    server.messages, server.echoes = OF_A_PORT, 400 * (14 + 1 + (1 << 16))  # each with a head and a channel
     connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
-    sender = threading.Thread(target=lambda: [connection.send(bytes(1 << 16)) for _ in range(400)])
+    sender = threading.Thread(target=lambda: [connection.send(bytes(1 << 16)) for _ in range(400)], daemon=True)
     sender.start()
-    size = len(connection.receive())
-    assert connection._forward.local_ports[8080].data == b""  # what the client does not read stays with the server
+    size = 0
     while data := connection.receive():
         size += len(data)
     sender.join()
     connection.close()
-    assert size == 5 + (24 << 20)
+    assert size == 5 + 400 * (14 + 1 + (1 << 16))
+
+
+def test_what_a_client_does_not_read_stays_with_the_server(server: Server, client: JobClient) -> None:
+    server.messages = [*OF_A_PORT[:2], on(0, bytes(1 << 24)), on(0, bytes(1 << 24))]
+    connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
+    size = len(connection.receive())
+    assert connection._forward.local_ports[8080].data == b""
+    while data := connection.receive():
+        size += len(data)
+    connection.close()
+    assert size == 1 << 25
 
 
 @pytest.mark.parametrize("last", [b"", on(0, b"hello"), on(7, b"x")])
