@@ -1,6 +1,7 @@
 """Copy files and folders between this machine and a container: an archive of tar through an exec.
 
-The archive is in a temporary file here, so that a copy takes its size twice for a moment.
+The archive is in a file here, so that a copy takes its size twice for a moment: beside the target of what is received,
+and in $TMPDIR for what is sent.
 
 In the container, tar packs and unpacks, or Python where the image has no tar.
 """
@@ -102,14 +103,14 @@ class Container:
         return Copied(received.files, received.size, str(received.path))
 
     def _receive(self, path: str, received: Received) -> None:
-        with tempfile.TemporaryFile() as archive:
-            try:
+        try:
+            with tempfile.TemporaryFile(dir=received.folder) as archive:
                 code, errors = self._run(_READ, path, output=archive)
-            except OSError as error:
-                raise UsageError(f"{tempfile.gettempdir()} cannot be written: {error.strerror}") from None
-            self._check(code, errors, path)
-            archive.seek(0)
-            received.unpack(archive)
+                self._check(code, errors, path)
+                archive.seek(0)
+                received.unpack(archive)
+        except OSError as error:
+            raise UsageError(f"{received.path.parent} cannot be written: {error.strerror}") from None
 
     def write(self, source: Path, path: str, note: Note) -> Copied:
         """Copy a file or a folder of this machine to the container. A file is there whole or not at all.
@@ -134,12 +135,16 @@ class Container:
 
     def _send(self, members: list[tuple[Path, str]], folder: str, path: str, target: str) -> Copied:
         counted = [0, 0]
-        with tempfile.TemporaryFile() as file:
-            with tarfile.open(fileobj=file, mode="w|", bufsize=1 << 16) as archive:
-                for local, name in members:
-                    _add(archive, local, name, counted)
-            file.seek(0)
-            code, errors = self._run(_WRITE, folder, source=file)
+        try:
+            with tempfile.TemporaryFile() as file:
+                with tarfile.open(fileobj=file, mode="w|", bufsize=1 << 16) as archive:
+                    for local, name in members:
+                        _add(archive, local, name, counted)
+                file.seek(0)
+                code, errors = self._run(_WRITE, folder, source=file)
+        except OSError as error:
+            problem = f"the archive of what is to be sent cannot be written here: {error.strerror}"
+            raise UsageError(problem, hint="set TMPDIR to a folder with more room") from None
         self._check(code, errors, path)
         return Copied(counted[0], counted[1], target)
 
@@ -209,7 +214,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, counted: list[int]) ->
         raise
     except OSError as error:
         if error.filename is None and "unexpected end of data" not in str(error):
-            raise  # of the connection
+            raise  # of the archive
         reason = error.strerror or "it has become smaller"
         raise UsageError(f"{path} cannot be read: {reason}") from None
 
@@ -230,10 +235,10 @@ class Received:
         if not self.path.parent.is_dir():
             raise UsageError(f"there is no folder {self.path.parent} on this machine")
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix=".flk-cp-", dir=self.path.parent))
+            self.folder = Path(tempfile.mkdtemp(prefix=".flk-cp-", dir=self.path.parent))
         except OSError as error:
             raise UsageError(f"{self.path.parent} cannot be written: {error.strerror}") from None
-        self._copy = self._folder / "copy"
+        self._copy = self.folder / "copy"
 
     def unpack(self, stream: IO[bytes]) -> None:
         """Write what an archive holds: one file, or a folder as ``.``. Raises ApiError for what no tar sends.
@@ -291,7 +296,7 @@ class Received:
 
     def close(self) -> None:
         """Remove what is not in its place."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
         path = self._copy / name if name else self._copy

@@ -31,7 +31,7 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
     options: dict[str, Any] = {"maxsize": _CONNECTIONS, "block": False}
     if context.is_secure:
         options |= _tls_options(context, certificate)
-    proxy = proxy_of(context)
+    proxy = str(context.cluster.get("proxy-url") or _proxy_of_environment(context.server))
     try:
         if proxy.startswith("socks5"):
             from urllib3.contrib.socks import SOCKSProxyManager
@@ -48,21 +48,11 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
         raise NoConfigError(f"the proxy of context {context.name} is not an address", hint=shown_by_kubectl()) from None
 
 
-def proxy_of(context: Context) -> str:
-    """Return the address of the proxy to the API server of a context; empty for none."""
-    return str(context.cluster.get("proxy-url") or _proxy_of_environment(context.server))
-
-
-def certificate_authority(context: Context) -> bytes:
-    """Return the certificates that a context trusts, in PEM; empty: those of the system."""
-    return _content(context.cluster, "certificate-authority")
-
-
 def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> dict[str, Any]:
     cluster = context.cluster
     insecure = bool(cluster.get("insecure-skip-tls-verify"))
     try:
-        authority = certificate_authority(context)
+        authority = _content(cluster, "certificate-authority")
         tls = ssl.create_default_context(cadata=authority.decode("ascii") if authority else None)
         # As kubectl: an intermediate certificate may be trusted, and authorities made by older tools are accepted.
         tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -70,7 +60,7 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
         if insecure:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
             urllib3.disable_warnings(InsecureRequestWarning)  # the kubeconfig says that this is wanted
-        found = certificate or client_certificate(context.user)
+        found = certificate or _client_certificate(context.user)
         if found:
             _load_certificate(tls, *found)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
@@ -98,8 +88,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
-    """Return the certificate of a user and its key, in PEM; None without one."""
+def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
     certificate = _content(user, "client-certificate")
     key = _content(user, "client-key")
     return (certificate, key or certificate) if certificate else None

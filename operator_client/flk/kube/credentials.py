@@ -3,7 +3,7 @@
 flk reads these itself. The kubernetes package could do it too, but importing it takes 300 ms, more than all the rest of
 `flk status`, and no part of it can be imported alone. Its reader also ignores impersonation, and its renewal takes no
 lock. It is imported here for users with an `auth-provider` (OpenID Connect with a refresh token), and in
-`flk.kube.sockets` for exec, cp and port-forward.
+`flk.kube.sockets`, which forwards ports with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import urllib3
 
 from flk.errors import NoConfigError
 from flk.kube import kubeconfig
-from flk.kube.connection import certificate_files, client_certificate, open_pool
+from flk.kube.connection import certificate_files, open_pool
 from flk.kube.kubeconfig import Context, shown_by_kubectl
 from flk.kube.options import connection_options
 
@@ -76,11 +76,6 @@ class Access:
             if self._credential is not None and self._headers() == refused:
                 self._take(kubeconfig.reload(self.context))
                 self._obtain()
-
-    def certificate(self) -> tuple[bytes, bytes] | None:
-        """Return the client certificate with its key, in PEM; None without one."""
-        with self._lock:
-            return (self._credential.certificate if self._credential else None) or client_certificate(self.context.user)
 
     def _headers(self) -> urllib3.HTTPHeaderDict:
         headers = self._impersonation.copy()

@@ -1,40 +1,41 @@
-"""Commands in containers (`exec`) and connections to pods (`port-forward`), over the package kubernetes.
+"""WebSockets of the API server: commands in containers (`exec`) and connections to pods (`port-forward`).
 
-That package opens the WebSockets, writes to them, and forwards ports; importing it takes 300 ms, which does not matter
-here. It sends no impersonation and knows neither SOCKS proxies nor those spoken to in TLS: flk refuses these, and says
-that kubectl can. flk reads the messages of a command itself, since the package gathers all that has come before it
-hands on any: the copy of a large file would be in memory, and copied again for each message.
+They are opened with the certificates, the proxy and the credentials of all other requests, which the package kubernetes
+cannot do. That package forwards the ports. flk reads the messages of a command itself: the package gathers all that has
+come before it hands on any, so that the copy of a large file would be in memory, and copied again for each message.
+
+The first byte of each message is the number of a channel. kubectl uses the same protocols:
+https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-4006.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import urlencode
 
+import urllib3
 import websocket
-from kubernetes.client import Configuration
-from kubernetes.stream.ws_client import PortForward, WSClient, create_websocket
+from kubernetes.stream.ws_client import PortForward
+from urllib3.exceptions import HTTPError
+from urllib3.util.ssltransport import SSLTransport
 
 from flk.errors import ApiError, NoConfigError, UnreachableError
-from flk.kube.connection import certificate_authority, proxy_of
 from flk.kube.credentials import Access
-from flk.kube.errors import error_from_response
-from flk.kube.kubeconfig import Context
+from flk.kube.errors import error_from_connection, error_from_response
 from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
 
-STDIN, STDOUT, STDERR, STATUS, RESIZE = 0, 1, 2, 3, 4
-_PORT_FORWARD: Final = "v4.channel.k8s.io"
+STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+_EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+_PORT_FORWARD: Final = ["v4.channel.k8s.io"]
+_CONNECT: Final = 10.0  # seconds without an answer while a connection is opened
 # Options of TCP with which the system finds within a minute that the other end of a silent connection is gone.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _NO_CONTAINER: Final = re.compile(r'container not found \("([^"]*)"\)')
@@ -99,19 +100,19 @@ class RemoteCommand:
         """Start the command. Raises ApiError if the API server refuses it."""
         flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
         pairs = [("container", container), *((name, str(value).lower()) for name, value in flags.items())]
-        self._target = target
-        self._client = _open(access, target, [*pairs, *(("command", word) for word in command)], _command)
+        self._target, self._began = target, time.monotonic()
+        self._socket = _open(access, target, [*pairs, *(("command", word) for word in command)], _EXEC)
 
     def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
         """Hand on the output, with STDOUT or STDERR, until the command ends; return its exit code.
 
-        Raises UnreachableError if the connection breaks before, or after ``timeout`` seconds.
+        Raises UnreachableError if the connection breaks before, or ``timeout`` seconds after it began to open.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
+        ends = None if timeout is None else self._began + timeout
         while True:
             if ends is not None:
-                self._client.sock.settimeout(max(0.001, ends - time.monotonic()))
-            data = _receive(self._client.sock)
+                self._socket.settimeout(max(0.001, ends - time.monotonic()))
+            data = _receive(self._socket)
             if ends is not None and time.monotonic() >= ends:
                 raise UnreachableError(f"the command in {self._target.name} did not end within {timeout:g} seconds")
             if data is None:
@@ -126,29 +127,34 @@ class RemoteCommand:
 
     def send(self, data: bytes) -> None:
         """Send input to the command."""
-        self._client.write_channel(STDIN, data)
+        self._socket.send_binary(bytes([STDIN]) + data)
 
     def end_input(self) -> None:
         """Close the command's input, where the server can do that (Kubernetes 1.30)."""
-        self._client.close_channel(STDIN)
+        if self._socket.getsubprotocol() == _EXEC[0]:
+            self._socket.send_binary(bytes([CLOSE, STDIN]))
 
     def resize(self, columns: int, rows: int) -> None:
         """Tell the command's terminal its new size."""
-        self._client.write_channel(RESIZE, json.dumps({"Width": columns, "Height": rows}))
+        self._socket.send_binary(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": rows}).encode())
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close(timeout=0)
+        _close(self._socket)
 
 
 class PodConnection:
-    """A TCP connection to a port of a pod."""
+    """A TCP connection to a port of a pod. One thread may receive while another sends."""
 
     def __init__(self, access: Access, target: RequestTarget, port: int) -> None:
-        """Open the connection. Raises ApiError if the API server refuses it."""
-        self._port = port
-        self._forward = _open(access, target, [("ports", str(port))], lambda *args: PortForward(_ports(*args), [port]))
-        self._socket = self._forward.socket(port)
+        """Open the connection. Raises ApiError if the API server refuses it, NoConfigError for a proxy https://."""
+        self._websocket, self._port = _open(access, target, [("ports", str(port))], _PORT_FORWARD), port
+        if isinstance(self._websocket.sock, SSLTransport):  # of which the package does not see what it has read
+            _close(self._websocket)
+            problem = f"context {access.context.name} uses a proxy https://, which flk port-forward cannot do"
+            raise NoConfigError(problem, hint="kubectl port-forward can")
+        self._forward: Any = _Forward(self._websocket, [port])  # type: ignore[no-untyped-call]
+        self._socket = self._forward.socket(port)  # type: ignore[no-untyped-call]
 
     def receive(self) -> bytes:
         """Return the next bytes; none at the end. Raises UnreachableError if nothing listens on the port."""
@@ -161,8 +167,11 @@ class PodConnection:
         return data
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the pod."""
-        self._socket.sendall(data)
+        """Send bytes to the pod.
+
+        Not through the package's thread, which receives nothing while it sends: both ends would wait for each other.
+        """
+        self._websocket.send_binary(b"\0" + data)
 
     def close(self) -> None:
         """Close the connection."""
@@ -171,12 +180,34 @@ class PodConnection:
         self._socket.close()
 
 
-def _command(configuration: Any, url: str, headers: dict[str, str]) -> Any:
-    return WSClient(configuration, url, headers, capture_all=False, binary=True)
+class _Forward(PortForward):
+    """The forwarding of the package, which closes its port however its thread ends."""
+
+    class _Port(PortForward._Port):
+        """A port that keeps no data for a slow reader: the thread waits for it, and so does the pod."""
+
+        @property
+        def data(self) -> bytes:
+            """What is to be written to the reader: nothing, it has been."""
+            return b""
+
+        @data.setter
+        def data(self, received: bytes) -> None:
+            self.python.sendall(received)
+
+    def _proxy(self) -> None:
+        with contextlib.suppress(Exception):  # the connection may break, and the server may send anything
+            super()._proxy()  # type: ignore[no-untyped-call]
+        for port in self.local_ports.values():
+            port.python.close()
+        self.websocket.shutdown()
 
 
-def _ports(configuration: Any, url: str, headers: dict[str, str]) -> Any:
-    return create_websocket(configuration, url, {**headers, "sec-websocket-protocol": _PORT_FORWARD})
+def _close(connection: Any) -> None:
+    transport = connection.sock
+    connection.close(timeout=0)
+    if transport is not None:
+        transport.close()  # the library leaves it open where it is TLS within TLS, whose class is urllib3's
 
 
 def _receive(connection: Any) -> bytes | None:
@@ -188,73 +219,58 @@ def _receive(connection: Any) -> bytes | None:
     return None if operation == websocket.ABNF.OPCODE_CLOSE else bytes(data)
 
 
-def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], connect: Callable[..., Any]) -> Any:
-    """Return what ``connect`` makes of a configuration, an address and headers, with a token that is renewed once."""
-    url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
+def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
     for attempt in (1, 2):
         credentials = access.headers()
-        if any(name.lower() != "authorization" for name in credentials):
-            raise _unable(access.context, "impersonates a user")
-        headers = {name.lower(): value for name, value in credentials.items()}
+        url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
         try:
-            with _configuration(access) as configuration:
-                opened = connect(configuration, url, headers)
-            _keep_alive(getattr(opened, "websocket", None) or opened.sock)
-            return opened
+            return _connect(access, url, credentials, protocols)
         except websocket.WebSocketBadStatusException as error:
             if error.status_code == 401 and attempt == 1:
                 access.renew(credentials)
                 continue
             body = error.resp_body or b""
             raise error_from_response(error.status_code, body, "create", target, access.context) from None
+        except HTTPError as error:
+            raise error_from_connection(error, access.context) from None
         except (websocket.WebSocketException, OSError) as error:
             raise UnreachableError(f"the API server {access.server} cannot be reached: {error}") from None
     raise ApiError(f"the API server {access.server} refuses the connection")
 
 
-@contextlib.contextmanager
-def _configuration(access: Access) -> Iterator[Configuration]:
-    """Yield how to connect to the API server. The package reads certificates from files only: they exist meanwhile."""
-    context = access.context
-    proxy = proxy_of(context)
-    if proxy.partition("://")[0] not in ("", "http"):
-        raise _unable(context, f"uses the proxy {proxy.partition('://')[0]}://")
-    found = Configuration(host=access.server)
-    found.proxy, found.no_proxy = proxy or None, None
-    if user := urlsplit(proxy).netloc.rpartition("@")[0]:
-        encoded = base64.urlsafe_b64encode(unquote(user).encode()).decode()  # as the package decodes it
-        found.proxy_headers = {"proxy-authorization": f"Basic {encoded}"}
-    found.verify_ssl = not context.cluster.get("insecure-skip-tls-verify")
-    found.tls_server_name = context.cluster.get("tls-server-name") or None
-    with tempfile.TemporaryDirectory(prefix="flk-") as folder:  # readable by this user only
-        if context.is_secure and (authority := certificate_authority(context)):
-            found.ssl_ca_cert = _written(folder, "ca", authority)
-        if context.is_secure and (pair := access.certificate()):
-            found.cert_file, found.key_file = _written(folder, "cert", pair[0]), _written(folder, "key", pair[1])
-        yield found
-
-
-def _unable(context: Context, what: str) -> NoConfigError:
-    return NoConfigError(
-        f"context {context.name} {what}, which flk cannot do for exec, cp and port-forward",
-        hint="kubectl exec, cp and port-forward can",
+def _connect(access: Access, url: str, headers: urllib3.HTTPHeaderDict, protocols: Sequence[str]) -> Any:
+    connection = websocket.create_connection(
+        url,
+        socket=_transport(access),
+        header=[f"{name}: {value}" for name, value in headers.iteritems()],
+        subprotocols=list(protocols),
+        suppress_origin=True,
+        redirect_limit=0,  # another server must not get the credentials
     )
+    connection.settimeout(None)
+    return connection
 
 
-def _written(folder: str, name: str, content: bytes) -> str:
-    path = Path(folder, name)
-    path.write_bytes(content)
-    return str(path)
+def _transport(access: Access) -> Any:
+    """Return a new connection to the API server, with the certificates and the proxy that all requests use."""
+    server: Any = urllib3.util.parse_url(access.server)
+    manager: Any = access.pool
+    # The pool's own function knows about SOCKS proxies, client certificates and names of servers.
+    connection = manager.connection_from_host(server.host, server.port, server.scheme)._new_conn()
+    connection.timeout = _CONNECT
+    connection.socket_options = [*(connection.socket_options or []), *_keep_alive()]
+    if manager.proxy is not None:
+        port = server.port or (443 if server.scheme == "https" else 80)
+        connection.set_tunnel(server.host, port, manager.proxy_headers, scheme=manager.proxy.scheme)
+    connection.connect()
+    return connection.sock
 
 
-def _keep_alive(connection: Any) -> None:
-    """Have the system find that the other end is gone without a word: the reader gets an error then."""
-    if connection.sock is None:
-        return  # it has ended already
-    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in _KEEP_ALIVE.items():
-        if option := getattr(socket, name, None):
-            connection.sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+def _keep_alive() -> list[tuple[int, int, int]]:
+    """Return the options of a socket whose reader gets an error when the other end is gone without a word."""
+    known = [(getattr(socket, name, None), value) for name, value in _KEEP_ALIVE.items()]
+    of_tcp = [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *of_tcp]
 
 
 def _exit_code(status: Any) -> int:

@@ -225,6 +225,27 @@ def test_a_file_that_shrinks_while_it_is_sent(
     assert not (tmp_path / "new").exists()
 
 
+def test_an_archive_for_which_there_is_no_room(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, asked = files(tmp_path), []
+
+    def full(**where: Path) -> io.FileIO:
+        asked.append(where)
+        return open("/dev/full", "r+b", buffering=0)
+
+    monkeypatch.setattr(copying.tempfile, "TemporaryFile", full)
+    with pytest.raises(UsageError, match=f"^{tmp_path} cannot be written: No space left"):
+        container.read(str(tree), f"{tmp_path}/here", print)
+    with pytest.raises(UsageError, match="what is to be sent cannot be written here: No space left") as caught:
+        container.write(tree, f"{tmp_path}/there", print)
+    (tmp_path / "there").rmdir()
+    assert files(tmp_path) == before
+    assert [set(where) for where in asked] == [{"dir"}, set()]
+    assert asked[0]["dir"].parent == tmp_path
+    assert "TMPDIR" in str(caught.value.hint)
+
+
 def archive(*members: tuple[str, str, bytes], links: bytes = tarfile.SYMTYPE) -> io.BytesIO:
     """An archive of a folder: names, where links lead, and the bytes of files."""
     data = io.BytesIO()

@@ -7,18 +7,23 @@ import contextlib
 import hashlib
 import json
 import re
+import select
 import socket
 import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import urllib3
+from urllib3.util.ssltransport import SSLTransport
 
 from flk.errors import ApiError, ForbiddenError, NoConfigError, UnreachableError
 from flk.kube import sockets
+from flk.kube.kubeconfig import Context
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
 from flk.observe.client import JobClient
 from flk.observe.resources import EXEC, PORT_FORWARD
@@ -36,8 +41,13 @@ class Server:
         self.refusals: list[int] = []  # statuses of the next answers
         self.messages: list[bytes] = []
         self.stays_open = False
+        self.silent = False  # it answers nothing
+        self.echoes = 0  # bytes that it sends back in small messages, each before it reads more
+        self.resets = False  # it ends connections without a goodbye
+        self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
-        self.proxies = ""  # "http": it is a proxy to itself
+        self.proxies = ""  # "http": it is a proxy to itself; "socks": a SOCKS proxy
+        self.forwards = ""  # it is a proxy to this address
         self.tls: ssl.SSLContext | None = None  # with which connections begin
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -57,13 +67,25 @@ class Server:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
+        if self.silent:
+            return
         if self.tls:
             connection = self.tls.wrap_socket(connection, server_side=True)
             self._kept.append(connection)
+        if self.proxies == "socks":
+            self._agree_on_socks(connection)
         head = self._head(connection)
         if self.proxies == "http":
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             head = self._head(connection)
+        if self.forwards:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            self._forward(connection, socket.create_connection(self.forwards.split(":")))
+            return
+        if self.redirect:
+            connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {self.redirect}\r\n\r\n".encode())
+            connection.close()
+            return
         if self.refusals:
             status = self.refusals.pop(0)
             body = json.dumps(failure(status, 'User "anna" cannot get resource "pods/exec"')).encode()
@@ -80,8 +102,33 @@ class Server:
         )
         for message in self.messages:
             connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
+        while self.echoes > 0:
+            message = on(0, connection.recv(1 << 14))
+            connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
+            self.echoes -= len(message) - 1
+        if self.resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if not self.stays_open:
             connection.close()
+
+    def _agree_on_socks(self, connection: socket.socket) -> None:
+        """Answer a greeting and a request to connect by name (RFC 1928), and keep the name."""
+        self._read(connection, self._read(connection, 2)[1])
+        connection.sendall(b"\5\0")
+        length = self._read(connection, 5)[4]
+        self.heads.append(self._read(connection, length + 2)[:-2].decode())
+        connection.sendall(b"\5\0\0\1" + bytes(6))
+
+    @staticmethod
+    def _forward(client: socket.socket, behind: socket.socket) -> None:
+        other = {client: behind, behind: client}
+        with client, behind:
+            while True:
+                for source in select.select(list(other), [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    other[source].sendall(data)
 
     @staticmethod
     def _read(connection: socket.socket, size: int) -> bytes:
@@ -169,22 +216,84 @@ def test_a_proxy_gets_its_own_credentials(
     assert "anna" not in server.heads[1]
 
 
-@pytest.mark.parametrize(("proxy", "said"), [("socks5h", "the proxy socks5h"), ("https", "the proxy https")])
-def test_a_proxy_that_the_package_does_not_know_is_refused(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxy: str, said: str
+def test_the_proxy_is_that_of_other_requests(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is none for this machine; that of a kubeconfig counts whatever $NO_PROXY says."""
+    server.messages = [on(STATUS, DONE)]
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    path = write_kubeconfig(tmp_path / "config", f"http://{server.address}")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert JobClient.connect().execute(POD, ["true"], 60).code == 0
+    server.proxies = "http"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    config = json.loads(path.read_text())
+    config["clusters"][0]["cluster"]["proxy-url"] = f"http://{server.address}"
+    path.write_text(json.dumps(config))
+    assert JobClient.connect().execute(POD, ["true"], 60).code == 0
+    assert [head.split()[0] for head in server.heads] == ["GET", "CONNECT", "GET"]
+
+
+def test_a_socks_proxy_makes_the_connection(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"{proxy}://{server.address}")
-    with pytest.raises(NoConfigError, match=f"uses {said}://, which flk cannot do for exec, cp and port-forward"):
-        connect("http://api.example.com").execute(POD, ["true"], 60)
+    server.proxies, server.messages = "socks", [on(STATUS, DONE)]
+    monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
+    client = connect("http://api.example.com")
+    assert client.execute(POD, ["true"], 60).code == 0
+    server.messages = OF_A_PORT
+    assert received(client) == b"hello"
+    assert server.heads[::2] == ["api.example.com"] * 2
+    assert "Host: api.example.com" in server.heads[1]
+    assert "/portforward?ports=8080" in server.heads[3]
 
 
-def test_impersonation_is_refused(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = urllib3.HTTPHeaderDict({"Authorization": "Bearer x", "Impersonate-User": "ada"})
-    monkeypatch.setattr(client.api.access, "headers", lambda: headers)
-    with pytest.raises(NoConfigError, match="context fake impersonates a user") as caught:
+def test_an_https_proxy_is_spoken_to_in_tls(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = make_certificate(tmp_path, "test", alternative="DNS:localhost,DNS:api.example.com")
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
+    monkeypatch.setenv("HTTPS_PROXY", f"https://anna:se%40cret@localhost:{server.address.rpartition(':')[2]}")
+    behind = Server()
+    server.forwards = behind.address
+    behind.messages = [on(STATUS, DONE)]
+    for each in (server, behind):
+        each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        each.tls.load_cert_chain(made.path, made.key)
+    opened: list[SSLTransport] = []
+    transport = sockets._transport
+    monkeypatch.setattr(sockets, "_transport", lambda access: opened.append(found := transport(access)) or found)
+    client = connect("https://api.example.com")
+    assert client.execute(POD, ["true"], 60).code == 0
+    with pytest.raises(NoConfigError, match="uses a proxy https://, which flk port-forward cannot do"):
+        received(client)
+    assert [each.fileno() for each in opened] == [-1, -1]  # closed
+    behind.close()
+    for head in server.heads:
+        assert "CONNECT api.example.com:443" in head
+        assert base64.b64encode(b"anna:se@cret").decode() in head
+    assert "container=pytorch" in behind.heads[0]
+    assert "/portforward?ports=8080" in behind.heads[1]
+
+
+def test_a_redirect_gets_no_credentials(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "is_secure", True)
+    other = Server()
+    server.redirect = f"ws://{other.address}/"
+    with pytest.raises(ApiError):
         client.execute(POD, ["true"], 60)
-    assert caught.value.hint == "kubectl exec, cp and port-forward can"
-    assert server.heads == []
+    other.close()
+    assert "Bearer" in server.heads[0]
+    assert other.heads == []
+
+
+def test_impersonation_is_sent(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = urllib3.HTTPHeaderDict({"Impersonate-User": "ada"})
+    headers.add("Impersonate-Group", "a")
+    headers.add("Impersonate-Group", "b")
+    monkeypatch.setattr(client.api.access, "headers", lambda: headers)
+    server.messages = [on(STATUS, DONE)]
+    assert client.execute(POD, ["true"], 60).code == 0
+    sent = re.findall(r"Impersonate-(\w+: \w+)", server.heads[0])
+    assert sent == ["User: ada", "Group: a", "Group: b"]
 
 
 def test_certificates_are_those_of_the_kubeconfig(
@@ -209,6 +318,79 @@ def test_certificates_are_those_of_the_kubeconfig(
         JobClient.connect().execute(POD, ["true"], 60)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_accepts_and_says_nothing(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setattr(sockets, "_CONNECT", 0.05)
+    server.silent = True
+    client = connect(f"{scheme}://{server.address}")
+    with pytest.raises(UnreachableError, match=r"does not answer|cannot be reached"):
+        client.execute(POD, ["true"], 60)
+    with pytest.raises(UnreachableError, match=r"does not answer|cannot be reached"):
+        received(client)
+
+
+def test_the_time_of_a_command_begins_before_it_is_started(
+    server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, opened = [0.0], sockets._open
+
+    def slow(*args: Any) -> Any:
+        clock[0] += 61
+        return opened(*args)
+
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(sockets, "_open", slow)
+    server.messages = [on(STATUS, DONE)]
+    with pytest.raises(UnreachableError, match="did not end within 60 seconds"):
+        client.execute(POD, ["true"], 60)
+
+
+def test_a_port_in_both_directions_at_once(server: Server, client: JobClient) -> None:
+    server.messages, server.echoes = OF_A_PORT, 400 * (14 + 1 + (1 << 16))  # each with a head and a channel
+    connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
+    sender = threading.Thread(target=lambda: [connection.send(bytes(1 << 16)) for _ in range(400)], daemon=True)
+    sender.start()
+    size = 0
+    while data := connection.receive():
+        size += len(data)
+    sender.join()
+    connection.close()
+    assert size == 5 + 400 * (14 + 1 + (1 << 16))
+
+
+def test_what_a_client_does_not_read_stays_with_the_server(server: Server, client: JobClient) -> None:
+    server.messages = [*OF_A_PORT[:2], on(0, bytes(1 << 24)), on(0, bytes(1 << 24))]
+    connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
+    size = len(connection.receive())
+    assert connection._forward.local_ports[8080].data == b""
+    while data := connection.receive():
+        size += len(data)
+    connection.close()
+    assert size == 1 << 25
+
+
+@pytest.mark.parametrize("last", [b"", on(0, b"hello"), on(7, b"x")])
+def test_a_connection_to_a_port_that_is_reset(
+    server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    server.messages, server.resets = [*OF_A_PORT[:2], last], True
+    connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
+    while connection.receive():
+        pass
+    connection.close()
+    assert died == []
+
+
+def test_a_port_on_which_nothing_listens(server: Server, client: JobClient) -> None:
+    server.messages, server.stays_open = [*OF_A_PORT[:2], on(1, b"connection refused")], True
+    with pytest.raises(UnreachableError, match="connection refused"):
+        received(client)
+
+
 def test_a_command_that_does_not_end(server: Server, client: JobClient) -> None:
     server.messages, server.stays_open = [on(STDOUT, b"working")], True
     with pytest.raises(UnreachableError, match=r"train-worker-0 did not end within 0.05 seconds"):
@@ -221,12 +403,17 @@ def test_a_connection_that_breaks(server: Server, client: JobClient) -> None:
         client.execute(POD, ["cat"], 60)
 
 
+@pytest.mark.parametrize("proxies", ["", "socks"])
 def test_the_system_looks_whether_the_other_end_of_a_silent_connection_is_gone(
-    server: Server, client: JobClient
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxies: str
 ) -> None:
+    server.proxies = proxies
+    if proxies:
+        monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
+    client = connect("http://api.example.com" if proxies else f"http://{server.address}")
     where = client.target(EXEC, "train-worker-0")
     remote = sockets.RemoteCommand(client.api.access, where, ["cat"], container="pytorch")
-    transport = remote._client.sock.sock
+    transport = remote._socket.sock
     assert transport.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     idle = next(name for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE") if hasattr(socket, name))
     options = [getattr(socket, name) for name in (idle, "TCP_KEEPINTVL", "TCP_KEEPCNT")]
