@@ -181,14 +181,14 @@ def test_cause(causes: Causes, case: Case) -> None:
     until(found, f"{case.name} is {expected.code}", seconds=APPEAR, every=1, context=told)
     if os.environ.get("FLK_RECORD"):
         recorded.save(view_job(client, case.name), recorded.FOLDER / f"{case.name}.json")
-    assert _says(causes, case)["place"] == ""
+    assert not _says(causes, case)["as_of"]
     ended = causes.run(case, "wait", case.name, "--timeout", "100s" if expected.stuck else "0")
     assert ended.code == (expected.exit_code if expected.stuck else ExitCode.RUNNING), ended.stderr
     if expected.stuck:
         causes.delete(case)
         kept = _says(causes, case)
         assert kept["cause"]["exit_code"] == expected.exit_code
-        assert kept["place"] == "on this machine"
+        assert kept["as_of"]
 
 
 def _await(client: JobClient, case: Case, phase: Phase) -> None:

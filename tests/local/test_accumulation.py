@@ -277,7 +277,7 @@ if "RANK" not in os.environ:
 """
     )
     alone = told(ranks(script, 1)[0])
-    expected = dict.fromkeys(("map", "stream", "transformed", "split"), alone["map"])
+    expected = dict.fromkeys(("map", "stream", "split"), alone["map"])
     expected |= {key: alone[key] for key in ("few", "few of a stream")}
     for size in (1, 3):
         found = told(ranks(script, size)[0]) if size > 1 else alone
