@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import ipaddress
 import os
 import ssl
@@ -56,6 +57,16 @@ def proxy_of(context: Context) -> str:
 def certificate_authority(context: Context) -> bytes:
     """Return the certificates that a context trusts, in PEM; empty: those of the system."""
     return _content(context.cluster, "certificate-authority")
+
+
+def cluster_key(context: Context) -> str:
+    """Return what tells the cluster of a context from others in names of files, also from one that had its address."""
+    try:
+        authority = certificate_authority(context)
+    except (OSError, ValueError):
+        authority = b""  # the connection says what is wrong with it
+    named = [str(context.cluster.get(key) or "") for key in ("proxy-url", "tls-server-name")]
+    return hashlib.sha256("\n".join([context.server, *named, ""]).encode() + authority).hexdigest()[:16]
 
 
 def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> dict[str, Any]:
