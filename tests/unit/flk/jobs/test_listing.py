@@ -187,7 +187,7 @@ def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiSer
     builder.add_to(fake)
     fake.objects[CLAIMS] = {}
     if status == 0:
-        fake.refused[CLAIMS] = (403, "User \"ada\" cannot list resource")  # and may get them
+        fake.refused[CLAIMS] = (403, 'User "ada" cannot list resource')  # and may get them
     elif status != 200:
         fake.refused |= dict.fromkeys((CLAIMS, f"{CLAIMS}/data"), (status, "no"))
     (listed,) = list_observed(JobClient.connect(namespace="team"))
