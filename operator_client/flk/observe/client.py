@@ -200,7 +200,8 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind
+        the user may not list, are left out. Which ones it serves is asked anew if it served no PyTorchJobs some minutes
+        ago, or no job is found. Raises UsageError for a selector that is none, MissingApiError if no kind
         is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
