@@ -19,8 +19,12 @@ def cache_folder() -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, which only the user may read, in place of an older one: all of it or nothing. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Write a file, which only the user may read, in place of an older one: all of it or nothing. Raises OSError.
+
+    Its folders are made where they are missing, and only the user may enter these.
+    """
+    for folder in (*reversed(path.parent.parents), path.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)  # mkdir(parents=True) gives the mode to the last one only
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")  # 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -59,14 +59,3 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
     for check, sentence in expected.items():
         assert found[check][0] == "failed", (check, found)
         assert sentence in found[check][1]
-
-
-@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
-def test_start_of_the_pods(flk: Any, kubectl: Any, torch_image: str, tmp_path: Path) -> None:
-    """The pods run flk_runtime.check, here on an image without flk."""
-    (tmp_path / "train.py").write_text("print('never runs')\n")
-    (tmp_path / "flk.yaml").write_text(yaml.safe_dump({**JOB, "image": torch_image, "resources": {"cpu": "100m"}}))
-    result = flk("doctor", "--start-pods", cwd=tmp_path)
-    assert result.code == 0, result.stdout + result.stderr
-    assert "2 ranks in 2 pods met and did an all-reduce" in result.stdout
-    kubectl("wait", "--for=delete", "pytorchjobs", "--all", "--timeout=60s")

@@ -15,7 +15,7 @@ def render(
     namespace: Namespace = None,
     output: Annotated[str, output_format("yaml", "json")] = "yaml",
     no_runtime: Annotated[
-        bool, typer.Option("--no-runtime", help="leave out flk's runtime, which the chart brings: for job.manifest")
+        bool, typer.Option("--no-runtime", help="Leave out flk's runtime, which the chart brings: for job.manifest.")
     ] = False,
 ) -> None:
     """Print the manifests that `flk submit` would create, as YAML on stdout.

@@ -1,6 +1,6 @@
 """Checks and diagnosis: why a job does not run and why it ended, as pure functions in one file for each subject.
 
-Each subject has the checks of a cluster before a job exists (`flk doctor`, `flk submit --check`), and the causes that
+Each subject has the checks of a cluster before a job exists (`flk doctor`, `flk submit --dry-run`), and the causes that
 are found in the objects of a job afterwards (`flk why`, `status`, `wait`). Nothing here sends a request or prints:
 `flk.jobs` reads the objects.
 """

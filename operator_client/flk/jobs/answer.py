@@ -3,8 +3,8 @@
 `look` asks the cluster. Commands that are about named jobs `keep` their answer in the user's state folder, so that
 `look` has one when somebody has deleted the job. An answer is kept as it was given: nothing of it is found out anew.
 
-The folder is ``$XDG_STATE_HOME/flk/jobs``, by default ``~/.local/state/flk/jobs``. Below it, a folder for each API
-server and namespace has a compressed JSON file for each job, which only the user may read. ``FLK_ARCHIVE=off`` has flk
+The folder is ``$XDG_STATE_HOME/flk/jobs``, by default ``~/.local/state/flk/jobs``. Below it, a folder for each
+cluster and namespace has a compressed JSON file for each job, which only the user may read. ``FLK_ARCHIVE=off`` has flk
 keep and read none.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -23,12 +23,13 @@ from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
 from flk.jobs.state import PodPhase, State, deleted, derive
 from flk.kube import Object
+from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
 from flk.observe.pods import container_status
 from flk.observe.pool import ReadPool
@@ -40,7 +41,7 @@ from flk.targets import target_of
 from flk.units import short_duration
 from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import foreign
-from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract.log_format import is_record, parse_attempt
 from flk_runtime.contract.secrets import hidden
 
 SCHEMA: Final = "flk.dev/answer/v1"
@@ -155,21 +156,51 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     count = lines_of_a_pod(len(view.pods))
     read = {pod: view.seen.lines_of(pod) for pod in view.seen.logs} | dict(lines or {})
     texts = {
-        pod: [[time, hidden(text, secrets)[:LINE_LIMIT]] for time, text in found if parse_record(text) is None][-count:]
+        pod: [[time, hidden(text, secrets)[:LINE_LIMIT]] for time, text in found if is_kept(text)][-count:]
         for pod, found in read.items()
     }
+    earlier = before.lines if before else {}
     kept = _Kept(
         answer.time,
         masked(_without_records(answer.state), secrets),
         masked(answer.report, secrets),
         [pod.name for pod in view.pods],
-        {**(before.lines if before else {}), **texts},
+        _newest({pod: found for pod, found in earlier.items() if pod not in texts} | texts),
         diff or (before.diff if before else ""),
     )
+    content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
+    if len(content) > MAX_READ:
+        return
     with contextlib.suppress(OSError):
-        write_whole(path, gzip.compress(json.dumps(asdict(kept), separators=(",", ":")).encode(), 6, mtime=0))
+        write_whole(path, gzip.compress(content, 6, mtime=0))
         if before is None:
             prune()
+
+
+def is_kept(line: str) -> bool:
+    """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
+    return not is_record(line) or parse_attempt(line) is not None
+
+
+def _newest(lines: dict[str, list[list[str]]]) -> dict[str, list[list[str]]]:
+    """Return the lines of the newest pods, which are the last ones, as many as MAX_LINES lets in."""
+    kept: dict[str, list[list[str]]] = {}
+    left = MAX_LINES
+    for pod in reversed(lines):
+        left -= len(lines[pod])
+        if left < 0:
+            break
+        kept[pod] = lines[pod]
+    return dict(reversed(kept.items()))
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data with None in place of numbers that JSON does not have, such as a loss that is no number."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def prune(files: int = MAX_FILES, age: float = MAX_AGE) -> None:
@@ -257,8 +288,8 @@ def _load(path: Path) -> _Kept | None:
 
 def _path(client: JobClient, name: str, uid: str) -> Path:
     """Return the path of the file of a job; with ``*`` for a UID, the pattern of the files of all jobs of the name."""
-    server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
-    return _root() / server / _safe(client.namespace) / f"{_safe(name)}@{uid if uid == '*' else _safe(uid)}{_SUFFIX}"
+    cluster = cluster_key(client.api.access.context)
+    return _root() / cluster / _safe(client.namespace) / f"{_safe(name)}@{uid if uid == '*' else _safe(uid)}{_SUFFIX}"
 
 
 def _root() -> Path:

@@ -160,7 +160,8 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
         return ApiError(
             f"rank {place.rank} {steps} in {answer['seconds']} seconds"
             + (f"; it is at step {made}" if made >= 0 else ""),
-            hint=f"{flk('stacks', name)} shows what it does; --timeout waits longer, --stacks 5s records where it is",
+            hint=f"{flk('stacks', name)} shows what it does; --step-timeout waits longer, --stacks 5s records where it "
+            "is",
         )
     sentence, hint = _ERRORS.get(answer["error"], (str(answer["error"]), ""))
     words = {

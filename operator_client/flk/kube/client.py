@@ -120,7 +120,7 @@ class ApiClient:
         """
         asked = self._discovery.chosen(target)
         try:
-            return self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
+            answer = self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
         except MissingApiError as missing:
             try:
                 served = self._discovery.look_up(target)
@@ -132,10 +132,13 @@ class ApiClient:
                 # Its discovery names the kind: it has just started, or reads the definition of the kind anew.
                 self._sleep(self.retries.backoffs[0])
             return self._answer(verb, served, query=query, body=in_version(body, served), find_created=find_created)
+        if verb == "create":
+            self._discovery.created(asked.resource)
+        return answer
 
-    def serves(self, resource: Resource) -> bool:
-        """Return whether the cluster serves a kind of objects, as it has told within the last minutes."""
-        return self._discovery.serves(resource)
+    def serves(self, resource: Resource, *, now: bool = False) -> bool:
+        """Return whether the cluster serves a kind of objects: as it has told within the last minutes, or ``now``."""
+        return self._discovery.serves(resource, now=now)
 
     def served(self, resource: Resource) -> Resource:
         """Return a kind of objects in the version in which flk uses it in this cluster.

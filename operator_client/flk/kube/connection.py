@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import ipaddress
 import os
 import ssl
@@ -46,6 +47,16 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
         raise NoConfigError(message, hint="pip install PySocks") from None
     except (HTTPError, ValueError):
         raise NoConfigError(f"the proxy of context {context.name} is not an address", hint=shown_by_kubectl()) from None
+
+
+def cluster_key(context: Context) -> str:
+    """Return what tells the cluster of a context from others in names of files, also from one that had its address."""
+    try:
+        authority = _content(context.cluster, "certificate-authority")
+    except (OSError, ValueError):
+        authority = b""  # the connection says what is wrong with it
+    named = [str(context.cluster.get(key) or "") for key in ("proxy-url", "tls-server-name")]
+    return hashlib.sha256("\n".join([context.server, *named, ""]).encode() + authority).hexdigest()[:16]
 
 
 def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> dict[str, Any]:

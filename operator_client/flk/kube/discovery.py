@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import threading
 import time
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flk.errors import ApiError, ForbiddenError, MissingApiError
+from flk.kube.connection import cluster_key
 from flk.kube.errors import missing_api
 from flk.kube.kubeconfig import Context
 from flk.kube.resources import Document, Object, RequestTarget, Resource
@@ -28,6 +28,7 @@ FRESH: Final = 10.0  # seconds for which an answer of this process is not asked 
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
 Groups = Mapping[str, Mapping[str, "list[str] | None"]]  # by group and version: the plurals; None: unknown
+_Known = tuple[float, Groups]  # an answer of the server, and when it was given
 
 
 class Discovery:
@@ -36,7 +37,8 @@ class Discovery:
     def __init__(self, answer: Callable[[str, RequestTarget], Object], context: Context) -> None:
         self._answer, self._context = answer, context
         self._lock = threading.RLock()
-        self._known: tuple[float, Groups] | None = None  # when this process has asked, and the answer
+        self._asked: _Known | None = None  # by this process
+        self._kept: _Known | None = None  # by an earlier one
 
     def asked_by(self, answer: Callable[[str, RequestTarget], Object]) -> Discovery:
         """Return the same answers, with another way to ask the API server."""
@@ -44,12 +46,24 @@ class Discovery:
         discovery._answer = answer
         return discovery
 
-    def serves(self, resource: Resource) -> bool:
-        """Return whether a kind of objects is served in a version that flk knows; True if the server does not tell."""
+    def serves(self, resource: Resource, *, now: bool = False) -> bool:
+        """Return whether a kind of objects is served in a version that flk knows; True if the server does not tell.
+
+        It may have been installed since the answer on disk was given. With ``now``, that answer does not count.
+        """
         if not resource.group:
             return True
-        groups = self._groups(KEPT)
+        groups = self._groups(FRESH if now else KEPT)
         return not groups or self._version(resource, groups) is not None
+
+    def created(self, resource: Resource) -> None:
+        """Forget an answer that lacks a kind of objects of which one was created: the kind was installed since then."""
+        with self._lock:
+            known = self._asked or self._kept_answer()
+            if resource.group and known and self._version(resource, known[1]) is None:
+                self._asked = self._kept = None
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""
@@ -57,7 +71,7 @@ class Discovery:
         if isinstance(target, Document) or not resource.others:
             return target
         with self._lock:
-            known = self._known or self._read_file()
+            known = self._asked or self._kept_answer()
         version = self._version(resource, known[1]) if known else None
         return replace(target, resource=replace(resource, version=version)) if version else target
 
@@ -84,14 +98,20 @@ class Discovery:
         return next((version for version in known if _has(versions, version, resource)), None)
 
     def _groups(self, age: float) -> Groups:
-        """Return what the server serves, as it was asked for within the last ``age`` seconds, or is now."""
+        """Return what the server serves, as it was asked for within the last ``age`` seconds, or is now.
+
+        The answer on disk counts where it may be as old as it may be there.
+        """
         with self._lock:
-            known = self._known or (self._read_file() if age >= KEPT else None)
+            known = self._asked or (self._kept_answer() if age >= KEPT else None)
             if known is None or time.time() - known[0] > age:
-                known = time.time(), self._ask()
+                known = self._asked = time.time(), self._ask()
                 self._write_file(known)
-            self._known = known
             return known[1]
+
+    def _kept_answer(self) -> _Known | None:
+        self._kept = self._kept or self._read_file()
+        return self._kept
 
     def _ask(self) -> Groups:
         """Return what the server serves; nothing if it does not tell."""
@@ -102,10 +122,9 @@ class Discovery:
 
     @property
     def _path(self) -> Any:
-        name = hashlib.sha256(self._context.server.encode()).hexdigest()[:16]
-        return cache_folder() / "discovery" / f"{name}.json"
+        return cache_folder() / "discovery" / f"{cluster_key(self._context)}.json"
 
-    def _read_file(self) -> tuple[float, Groups] | None:
+    def _read_file(self) -> _Known | None:
         try:
             with open(self._path, "rb") as file:
                 data = foreign.parse_object(file.read(LIMIT + 1), LIMIT)
@@ -115,7 +134,7 @@ class Discovery:
             return None
         return (when, groups) if whole and 0 <= time.time() - when <= KEPT else None
 
-    def _write_file(self, known: tuple[float, Groups]) -> None:
+    def _write_file(self, known: _Known) -> None:
         with contextlib.suppress(OSError):
             write_whole(self._path, json.dumps({"time": known[0], "groups": known[1]}).encode())
 

@@ -126,7 +126,7 @@ class JobClient:
         refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
-        for target in [known] if known else self._served():
+        for target in [known] if known else self._kinds():
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
@@ -179,6 +179,17 @@ class JobClient:
         every = list(TARGETS.values())
         return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
 
+    def _kinds(self) -> Iterator[targets.Target]:
+        """Yield the kinds of jobs that the cluster serves: those that were known to be, then those installed since."""
+        served = self._served()
+        yield from served
+        yield from self._others(served)
+
+    def _others(self, served: list[targets.Target]) -> list[targets.Target]:
+        """Return the kinds of jobs besides these that the cluster serves now."""
+        others = [target for target in TARGETS.values() if target not in served]
+        return [target for target in others if self.api.serves(RESOURCES[target.name], now=True)]
+
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
         return self._targets.get(name) or targets.target_of(self.get_job(name))
@@ -189,33 +200,39 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind
+        the user may not list, are left out. Which ones it serves is asked anew if it served no PyTorchJobs some minutes
+        ago, or no job is found. Raises UsageError for a selector that is none, MissingApiError if no kind
         is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))
         where = None if all_namespaces else self.namespace
-        found: list[Object] = []
-        refused: list[FlkError] = []
-        missing: list[FlkError] = []
+        served = self._served()
+        replies = self._lists_of(served, where, selector, metadata_only)
+        if targets.DEFAULT not in served or not any(isinstance(reply, list) and reply for reply in replies):
+            replies += self._lists_of(self._others(served), where, selector, metadata_only)
+        found = [job for reply in replies if isinstance(reply, list) for job in reply]
+        unknown = [reply for reply in replies if isinstance(reply, FlkError)]
+        if len(unknown) == len(replies):
+            raise next((error for error in unknown if isinstance(error, ForbiddenError)), unknown[0])
+        if not found and isinstance(replies[0], ForbiddenError):
+            raise replies[0]  # "there are no jobs" would be a guess
+        return found
+
+    def _lists_of(
+        self, kinds: list[targets.Target], namespace: str | None, selector: str | None, metadata_only: bool
+    ) -> list[list[Object] | FlkError]:
+        """Return the jobs of each kind, or the error that says that there are none, or that the user may not list."""
+        replies: list[list[Object] | FlkError] = []
         with ReadPool() as pool:
-            futures = [pool.submit(self._list_of, t, where, selector, metadata_only) for t in self._served()]
+            futures = [pool.submit(self._list_of, kind, namespace, selector, metadata_only) for kind in kinds]
             wait(futures)
         for future in futures:
             try:
-                jobs = future.result()
-            except ForbiddenError as error:
-                refused.append(error)
-            except MissingApiError as error:
-                missing.append(error)
-            else:
-                found += jobs
-        unknown = [*refused, *missing]
-        if len(unknown) == len(futures):
-            raise unknown[0]
-        if not found and isinstance(futures[0].exception(), ForbiddenError):
-            raise refused[0]  # "there are no jobs" would be a guess
-        return found
+                replies.append(future.result())
+            except (ForbiddenError, MissingApiError) as error:
+                replies.append(error)
+        return replies
 
     def _list_of(
         self, target: targets.Target, namespace: str | None, selector: str | None, metadata_only: bool

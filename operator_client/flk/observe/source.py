@@ -90,14 +90,19 @@ class ListSource(Source):
             return reply
 
     def get(self, target: RequestTarget) -> Reply:
-        """Return an object, from a list of all of its kind."""
-        if target.resource.subresource:
+        """Return an object, from a list of all of its kind in the namespace where the user may list them.
+
+        One that is in no namespace is asked for by itself, once: few are needed of all nodes and volumes of a cluster.
+        """
+        if target.resource.subresource or target.namespace is None:
             return super().get(target)
         every = self.list_all(replace(target, name=None))
+        if every.unreadable:
+            return super().get(target)
         metas = [(item, item["metadata"]) for item in every.items]
         wanted = target.name, target.namespace or ""
         found = [item for item, meta in metas if (meta["name"], meta.get("namespace") or "") == wanted]
-        readable = not (every.unreadable or every.not_served or every.other_versions or every.error)
+        readable = not (every.not_served or every.other_versions or every.error)
         return replace(every, items=found) if found or not readable else without(target)
 
     def list_all(self, target: RequestTarget, label: str = "", value: str = "") -> Reply:

@@ -1,4 +1,4 @@
-"""Make the HTML page of one report, or of several side by side. It loads nothing from elsewhere."""
+"""Make the HTML page of a report. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, folder: Callable[[], Path], va
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "file"
+    path = tmp_path / "home" / "folder" / "file"
     write_whole(path, b"old")
     with pytest.raises(TypeError):
         write_whole(path, "no bytes")  # type: ignore[arg-type]
@@ -32,3 +33,4 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     write_whole(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, path.parent.parent)] == [0o700] * 2

@@ -89,7 +89,7 @@ class LogLine:
         return self.tag + self.message
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for `-o jsonl`."""
+        """Return plain data, as `-o json` prints it."""
         return {
             "time": self.time or None,
             "job": self.job,

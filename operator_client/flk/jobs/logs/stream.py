@@ -20,7 +20,7 @@ from typing import Final
 
 from flk.errors import WaitTimeoutError
 from flk.health import diagnose
-from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, Answer, keep, lines_of_a_pod
+from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, Answer, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import RATE, ROUND, PodLog, PodReader, Poller
 from flk.jobs.state import Phase, PodPhase, State, derive
@@ -30,11 +30,13 @@ from flk.observe.follower import follow_job
 from flk.observe.observation import Observation
 from flk.observe.pods import CLOCK_SKEW, has_log
 from flk.observe.reader import Reader
+from flk.observe.redaction import secrets_of
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.secrets import hidden
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; the logs of other pods are polled
 QUEUED: Final = 5000  # lines that may wait to be printed
@@ -110,6 +112,7 @@ class _Merger:
         self._record: JobRecord | None = None  # the last one in the logs
         self._view: JobView | None = None  # the last one before the job was deleted
         self._kept = LINES_OF_A_POD[1]  # lines of each pod
+        self._secrets: list[str] = []  # of the job
         self._tails: dict[str, deque[tuple[str, str]]] = {}  # time and text of the last lines, by pod
         self._ended = math.inf  # when the job was seen to have ended, by the API server's clock
         self._last_line = 0.0  # when the last line came that is not younger than that
@@ -152,7 +155,7 @@ class _Merger:
                     self._note("deleted", f"job {self._name} was deleted")
                     return
                 chosen = LineFilter.of(JobView(Observation(seen.job)), self._options, chosen)
-                self._kept = lines_of_a_pod(len(chosen.names))
+                self._kept, self._secrets = lines_of_a_pod(len(chosen.names)), secrets_of(seen.job)
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
                 self._view = view = reader.view(seen)
@@ -233,8 +236,10 @@ class _Merger:
             return
         if record := parse_record(line):
             self._record = record
-        else:
-            self._tails.setdefault(pod, deque(maxlen=self._kept)).append((stamp, line[:LINE_LIMIT]))
+        elif is_kept(line):
+            if len(line) > LINE_LIMIT:  # the secrets of shorter ones are hidden when they are kept
+                line = hidden(line, self._secrets)[:LINE_LIMIT]
+            self._tails.setdefault(pod, deque(maxlen=self._kept)).append((stamp, line))
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless a note with this key was passed on before."""

@@ -120,6 +120,13 @@ def test_why_there_is_no_profile(cluster: Cluster, answer: dict[str, Any], kind:
         profile("gpt")
 
 
+def test_a_profile_without_steps_names_the_option_that_waits_longer(cluster: Cluster) -> None:
+    cluster.answer = {"error": "no steps", "made": 7, "measured": 0, "seconds": 60}
+    with pytest.raises(ApiError) as refused:
+        profile("gpt")
+    assert "; --step-timeout waits longer" in refused.value.hint
+
+
 def test_an_interrupted_profile_does_not_keep_the_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     asking: list[threading.Thread] = []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from flk.jobs import answer
 from flk.jobs.answer import Answer, keep, last_answer
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
+from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.log_format import RECORD_MARKER, TELEMETRY_MARKER
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
@@ -214,6 +218,42 @@ def test_lines_and_files_are_bounded(fake: FakeApiServer, client: JobClient, sta
     assert len(list(path.parent.iterdir())) == 3
     answer.prune(age=3600)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_lines_of_earlier_pods_stay_while_there_is_room(
+    client: JobClient, state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "MAX_LINES", 4)
+    monkeypatch.setattr(answer, "LINES_OF_A_POD", (2, 2))
+    view = jobs.running().view()
+    for pods in ("a", "b", "c"), ("b",), ("d",):
+        say(client, view, lines={pod: [("", "one"), ("", "two")] for pod in pods})
+    last = last_answer(client, "gpt")
+    assert last
+    assert list(last.lines) == ["b", "d"]
+    (path,) = state_folder.glob("*/*/*")
+    monkeypatch.setattr(answer, "MAX_READ", 10)
+    before = path.read_bytes()
+    say(client, view, 7.0)
+    assert path.read_bytes() == before
+
+
+def test_records_for_programs_take_no_place_of_lines(client: JobClient) -> None:
+    marks = [f"[pod 0] {mark}" for mark in (f"{TELEMETRY_MARKER}x", f"{RECORD_MARKER}{{}}")]
+    say(client, jobs.running().view(), lines={"gpt-worker-0": [("", text) for text in ("real", *marks * 100)]})
+    last = last_answer(client, "gpt")
+    assert last
+    assert last.lines["gpt-worker-0"] == [["", "real"]]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_an_answer_with_a_loss_that_is_no_number_is_read_again(client: JobClient, loss: float) -> None:
+    view = jobs.running().view()
+    progress = [Progress(0, 20, 100.0, loss=loss)]
+    say(client, JobView(replace(view.seen, progress=progress)))
+    last = last_answer(client, "gpt")
+    assert last
+    assert [each.loss for each in last.state.progress] == [None]
 
 
 def test_a_folder_that_cannot_be_written_disturbs_nothing(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
+from flk.jobs.answer import last_answer
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.reader import PodLog, PodReader
@@ -25,7 +26,7 @@ from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.terminal import printable
-from flk_runtime.contract.log_format import ATTEMPT_MARKER, RECORD_MARKER
+from flk_runtime.contract.log_format import ATTEMPT_MARKER, RECORD_MARKER, TELEMETRY_MARKER
 from tests.support.api_server import JOBS, PODS
 from tests.support.jobs import NOW, JobBuilder, record
 
@@ -607,6 +608,21 @@ def test_lines_of_pods_that_are_gone_come_from_this_machine(fake: Any, client: J
     assert shown[1:] == ["[rank 2] hello", "[rank 2] bye"]
     with pytest.raises(JobNotFoundError):
         list(dump(client, "other", LogOptions()))
+
+
+def test_a_secret_across_the_end_of_a_long_line_is_not_kept(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1)
+    for role in fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"].values():
+        role["template"]["spec"]["containers"][0]["env"] = [{"name": "HF_TOKEN", "value": "hunter2-canary"}]
+    marks = "".join(f"[pod 0] {TELEMETRY_MARKER}{number}\n" for number in range(300))
+    fake.written["gpt-worker-0"] = f"[rank 0] {'x' * 980} hunter2-canary and more\n{marks}"
+    list(follow(client, "gpt", LogOptions()))
+    fake.delete_all()
+    last = last_answer(client, "gpt")
+    assert last
+    ((_, kept),) = last.lines["gpt-worker-0"]
+    assert kept.startswith("[rank 0] xxx")
+    assert "hunter" not in kept
 
 
 @pytest.mark.parametrize(

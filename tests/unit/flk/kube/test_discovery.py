@@ -1,10 +1,14 @@
+import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk.errors import MissingApiError
 from flk.kube import ApiClient, RequestTarget, Resource
+from flk.kube.connection import cluster_key
 from flk.kube.credentials import connect
+from flk.kube.kubeconfig import Context
 from tests.support.api_server import FakeApiServer
 
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", jobs="JobSets", install="install JobSet")
@@ -57,6 +61,44 @@ def test_a_kind_that_was_just_installed_is_found_when_it_is_needed(fake: FakeApi
     assert not client.serves(JOBSETS)
     fake.objects[collection(JOBSETS, "v1alpha2")] = {}
     assert ApiClient(connect()).served(JOBSETS) == JOBSETS
+
+
+def test_a_kind_that_was_installed_since_the_answer_on_disk_is_asked_for_once(
+    fake: FakeApiServer, client: ApiClient
+) -> None:
+    assert not client.serves(JOBSETS)
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
+    another = ApiClient(connect())
+    assert not another.serves(JOBSETS)  # from the disk
+    assert [another.serves(JOBSETS, now=True) for _ in range(3)] == [True] * 3
+    assert fake.asked("GET").count("/apis") == 2
+    assert ApiClient(connect()).serves(JOBSETS)
+
+
+def test_an_object_of_a_kind_that_the_answer_on_disk_lacks_ends_that_answer(
+    fake: FakeApiServer, client: ApiClient
+) -> None:
+    assert not client.serves(JOBSETS)
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
+    another = ApiClient(connect())
+    another.call("create", RequestTarget(JOBSETS, "team"), body={"metadata": {"name": "gpt"}})
+    assert another.serves(JOBSETS)
+    assert ApiClient(connect()).serves(JOBSETS)
+
+
+@pytest.mark.parametrize("key", ["certificate-authority-data", "certificate-authority", "proxy-url", "tls-server-name"])
+def test_another_cluster_at_the_same_address_has_another_key(tmp_path: Path, key: str) -> None:
+    authority = tmp_path / "ca.crt"
+    keys = set()
+    for text in (b"old", b"new"):
+        authority.write_bytes(text)
+        value = {
+            "certificate-authority-data": base64.b64encode(text).decode(),
+            "certificate-authority": str(authority),
+        }.get(key, text.decode())
+        cluster = {"server": "https://127.0.0.1:6443", key: value}
+        keys.add(cluster_key(Context("kind", "team", cluster, {})))
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"[]", b'{"time": 1e12, "groups": 5}', b'{"groups": {}}'])
