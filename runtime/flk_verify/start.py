@@ -42,8 +42,8 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     """Compare the first steps under ``strategy`` with those of the whole model in one process. Collective.
 
     ``strategy`` is empty where the script has its own. The number of steps is $FLK_VERIFY. The process group is open.
-    ``limit``: seconds that it may take, at least `TIMEOUT`. Raises VerificationError on all ranks if a step differs, and
-    SetupError if it is refused by name. If a process fails, a line says that nothing is verified.
+    ``limit``: seconds that it may take, at least `TIMEOUT`. Raises VerificationError on all ranks if a step differs,
+    and SetupError where the two cannot be compared. If a process fails, a line says that nothing is verified.
     """
     if rank_info.launcher not in _LAUNCHERS:
         raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_CURE}")

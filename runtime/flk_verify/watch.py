@@ -116,7 +116,7 @@ class Watch:
             if not any(module is each for each in self._modules):
                 self._modules.append(module)
 
-    def _leave(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: Any, named: Any, output: Any = None) -> None:  # none if it has raised
         self._depth -= 1
         if self._depth == 0 and torch.is_grad_enabled():
             tensors = [each for each in pytree.leaves([inputs, named]) if isinstance(each, torch.Tensor)]
