@@ -76,7 +76,7 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     line = _line(process_group.on_main(lambda: found), error)
     if is_main:
         print(f"flk: {line}", flush=True)
-        if not error and (path := os.environ.get(pod_env.CHOICE)):
+        if line == found.get("line") and (path := os.environ.get(pod_env.CHOICE)):
             _mark(path).write_text(done)
 
 
@@ -148,9 +148,9 @@ def _report(processes: list[subprocess.Popen[bytes]], request: dict[str, Any]) -
     names = (f"rank {process_group.rank()}", "the whole model in one process")
     for process, role, name in zip(processes, ("rank", "whole"), names, strict=False):
         if process.poll():
-            lines = Path(request["folder"], role).read_text(errors="replace").splitlines()
-            text = f"{name} failed: {last_line(lines)[:300]}"
-            if process_group.store().compare_set(_FAILED, "", text).decode() == text:
+            if not process_group.store().check([_FAILED]):
+                lines = Path(request["folder"], role).read_text(errors="replace").splitlines()
+                process_group.store().compare_set(_FAILED, "", f"{name} failed: {last_line(lines)[:300]}")
                 sys.stderr.write("\n".join([f"flk: --verify: {name} wrote:", *lines[-_LINES:], ""]))
             return True
     return False
