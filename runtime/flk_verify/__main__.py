@@ -35,6 +35,7 @@ from flk_verify.compare import Comparison, Difference
 from flk_verify.watch import Done, Step, Watch, end, whole
 
 _POLL: Final = 0.05  # seconds
+_TOLD: Final = 1.0  # seconds: a process that fails because of another one ends after that was told to all ranks
 _FAILS: Final = "the script fails in one process"
 
 
@@ -220,5 +221,6 @@ if __name__ == "__main__":
         follow(given, sys.argv[2:])
     except BaseException:
         traceback.print_exc()
+        time.sleep(_TOLD)
         trial.leave(1)
     trial.leave(0)
