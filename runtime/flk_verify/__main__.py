@@ -1,7 +1,8 @@
 """``python -m flk_verify REQUEST script.py args``: one of the processes that make the first steps of a script.
 
-REQUEST is a JSON object: role (rank, or whole: the one process with the whole model), steps, strategy, and folder,
-where both meet and rank 0 leaves result.json: line, difference or refused.
+REQUEST is a JSON object: role (rank, or whole: the one process with the whole model), steps, strategy, parent (the
+process that has started this one), and folder, where both meet and rank 0 leaves result.json: line, difference,
+refused or failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import json
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
@@ -27,12 +29,13 @@ from flk_runtime.data import LoaderOptions
 from flk_runtime.discovery import discover
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import setting
-from flk_runtime.system import trial
+from flk_runtime.system import host, trial
 from flk_verify.causes import INCOMPARABLE, UNKNOWN, Evidence, cause_of
 from flk_verify.compare import Comparison, Difference
 from flk_verify.watch import Done, Step, Watch, end, whole
 
 _POLL: Final = 0.05  # seconds
+_TOLD: Final = 1.0  # seconds: a process that fails because of another one ends after that was told to all ranks
 _FAILS: Final = "the script fails in one process"
 
 
@@ -118,7 +121,7 @@ class Ranks:
         line = (
             f"verified: {plural(compared, 'step')} under {self._strategy} on {plural(self._ranks, 'rank')} "
             f"{'equals' if compared == 1 else 'equal'} the whole model in one process, largest relative difference "
-            f"{largest:.1g}"
+            f"{largest:.1g}, compared without torch.compile"
         )
         nothing = {"refused": "no optimizer of torch.optim has made a step, so there is nothing to compare"}
         result = self._result or ({"line": line} if compared else nothing)
@@ -141,8 +144,9 @@ class Ranks:
                 self._connection = listener.accept()
         message = _receive(self._connection)
         if "number" not in message:
-            ended = f"it makes {plural(message['compared'], 'step')} in one process, and more here" if message else ""
-            return {"refused": ended or _FAILS}
+            if not message:
+                return {"failed": _FAILS}
+            return {"refused": f"it makes {plural(message['compared'], 'step')} in one process, and more here"}
         other = self._whole = Step(**message)
         shapes = [[each.shape for each in one.parameters] for one in (step, other)]
         if shapes[0] != shapes[1] or (step.optimizer, step.number) != (other.optimizer, other.number):
@@ -154,7 +158,7 @@ class Ranks:
         assert self._connection is not None and self._whole is not None  # noqa: PT018, S101
         others = _receive(self._connection).get("parameters")
         if others is None:
-            return {"refused": _FAILS}
+            return {"failed": _FAILS}
         found = self._comparisons[step.optimizer].after(step, values, others)
         pairs = enumerate(zip(values, others, strict=True))
         differing = {place: one for place, (one, other) in pairs if not torch.equal(one, other)}
@@ -211,5 +215,12 @@ def follow(request: dict[str, Any], command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    follow(json.loads(sys.argv[1]), sys.argv[2:])
+    given = json.loads(sys.argv[1])
+    host.die_with_parent(given["parent"])
+    try:
+        follow(given, sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        time.sleep(_TOLD)
+        trial.leave(1)
     trial.leave(0)

@@ -8,8 +8,10 @@ after them, with the seeds and weights that it has without them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import socket
+import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,19 +20,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, VerificationError, setting
+from flk_runtime.run.options import TIMEOUT
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import trial
+from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 10.0  # seconds in which processes end by themselves after another one has failed
 _LAUNCHERS: Final = ("flk", "torchrun", "env", "alone")  # their variables are those of torchrun
 _LINES: Final = 12  # of a failed process's output that are shown
-_FAILED: Final = "flk-verify-failed"  # in the store, when a process has failed on any rank
+_FAILED: Final = "flk-verify-failed"  # in the store: the first failure of a process on any rank
+_PORTS: Final = range(20_000, 32_768)  # below those that the system gives to connections
 _CURE: Final = "leave --verify out, or see what it needs in docs/concepts/sharding.md"
 
 
@@ -38,41 +42,64 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     """Compare the first steps under ``strategy`` with those of the whole model in one process. Collective.
 
     ``strategy`` is empty where the script has its own. The number of steps is $FLK_VERIFY. The process group is open.
-    ``limit``: seconds that all of it may take. Raises VerificationError on all ranks if a step differs, and SetupError
-    if the two cannot be compared.
+    ``limit``: seconds that it may take, at least `TIMEOUT`. Raises VerificationError on all ranks if a step differs,
+    and SetupError where the two cannot be compared. If a process fails, a line says that nothing is verified.
     """
-    if rank_info.attempt:  # the first attempt has verified it, or has ended with what it found
-        return
     if rank_info.launcher not in _LAUNCHERS:
         raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_CURE}")
     if setting(user_env.WORKERS) > 1:
         raise SetupError(f"--verify compares the ranks of one group, and strategy diloco has several: {_CURE}")
-    variables = {user_env.VERIFY: "", "MASTER_PORT": str(process_group.on_main(_free_port))}
+    is_main, done = rank_info.rank == 0, f"{strategy} {rank_info.world_size}"
+    if process_group.on_main(lambda: _kept() == done):
+        return
+    port, port_alone = process_group.on_main(_free_ports)
+    variables = {
+        user_env.VERIFY: "",
+        user_env.FULL_WORLD_SIZE: "",  # the samples of a step are those of the ranks that are there
+        "MASTER_PORT": port,
+        "NVIDIA_TF32_OVERRIDE": "0",  # cuBLAS and cuDNN: what is float32 has the digits of float32
+    }
     if strategy:
         variables[user_env.STRATEGY] = strategy
-    is_main = rank_info.rank == 0
     with tempfile.TemporaryDirectory(prefix="flk-") as folder, contextlib.ExitStack() as stack:
         request = {"steps": setting(user_env.VERIFY), "strategy": strategy or "the script's strategy", "folder": folder}
+        request["parent"] = os.getpid()
         processes = [stack.enter_context(_started(request | {"role": "rank"}, variables))]
         if is_main:
-            variables |= _alone(rank_info.world_size)
+            variables |= _alone(rank_info.world_size, port_alone)
             processes.append(stack.enter_context(_started(request | {"role": "whole"}, variables)))
-        error = _wait(processes, folder, time.monotonic() + limit)
+        has_failed = _wait(processes, request, time.monotonic() + max(limit, TIMEOUT))
         result = Path(folder, "result.json")
         found: dict[str, str] = json.loads(result.read_text()) if is_main and result.exists() else {}
-    errors = process_group.all_gather(error)
-    _tell(process_group.on_main(lambda: found), next(filter(None, errors), ""), is_main=is_main)
+    failures = process_group.all_gather(has_failed)
+    error = process_group.store().get(_FAILED).decode() if any(failures) else ""
+    line = _line(process_group.on_main(lambda: found), error)
+    if is_main:
+        print(f"flk: {line}", flush=True)
+        if line == found.get("line") and (path := os.environ.get(pod_env.CHOICE)):
+            _mark(path).write_text(done)
 
 
-def _tell(found: dict[str, str], error: str, *, is_main: bool) -> None:
-    """Raise what was found, or say on rank 0 that the steps agree."""
+def _mark(choice: str) -> Path:
+    """The file beside that of `pod_env.CHOICE` that says for later attempts in this pod what is verified."""
+    return Path(choice).with_name("verified")
+
+
+def _kept() -> str:
+    """The strategy and the number of ranks that an earlier attempt in this pod has verified; empty if none has."""
+    path = os.environ.get(pod_env.CHOICE)
+    return _mark(path).read_text() if path and _mark(path).exists() else ""
+
+
+def _line(found: dict[str, str], error: str) -> str:
+    """The line that says what was verified, or why nothing was. Raises what was found."""
     if "difference" in found:
         raise VerificationError(found["difference"])
-    if "line" not in found or error:
-        reasons = "; ".join(filter(None, (found.get("refused"), error))) or "there is no result"
-        raise SetupError(f"--verify: the first steps could not be compared: {reasons}: {_CURE}")
-    if is_main:
-        print(f"flk: {found['line']}", flush=True)
+    if "refused" in found:
+        raise SetupError(f"--verify: the first steps could not be compared: {found['refused']}: {_CURE}")
+    if error or "line" not in found:
+        return f"not verified: {error or found.get('failed', 'there is no result')}; the training begins without it"
+    return found["line"]
 
 
 @contextlib.contextmanager
@@ -93,40 +120,51 @@ def _started(request: dict[str, Any], variables: dict[str, str]) -> Iterator[sub
         process.wait()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> str:
-    """Wait until this rank's process has ended, the first one, or one on any rank has failed. Returns what failed."""
+def _wait(processes: list[subprocess.Popen[bytes]], request: dict[str, Any], deadline: float) -> bool:
+    """Wait until this rank's process, the first one, has ended. Returns whether a process of this rank has failed.
+
+    The first failure on any rank ends the wait of all, and is in the store under _FAILED.
+    """
     store, look_at = process_group.store(), 0.0
     while processes[0].poll() is None:  # the other one, with the whole model, may wait for an answer then
         now = time.monotonic()
         if now > deadline:
-            store.set(_FAILED, "")
             break
         if now >= look_at:
             look_at = now + 1.0
             heartbeat()  # this rank makes no step meanwhile
-            if any(each.poll() for each in processes):
-                store.set(_FAILED, "")
+            _report(processes, request)
             if store.check([_FAILED]):
                 deadline = min(deadline, now + _GRACE)
         time.sleep(_POLL)
-    if not any(each.poll() for each in processes):
-        return "" if processes[0].poll() == 0 else "the processes waited for each other, or took too long"
-    role = "whole" if processes[-1].poll() and len(processes) > 1 else "rank"
-    lines = Path(folder, role).read_text(errors="replace").splitlines()
-    name = {"whole": "the whole model in one process", "rank": "a rank"}[role]
-    sys.stderr.write("\n".join([f"flk: --verify: {name} wrote:", *lines[-_LINES:], ""]))
-    return f"{name} failed: {last_line(lines)[:300]}"
+    if processes[0].poll() is None:
+        store.compare_set(_FAILED, "", "the processes waited for each other, or took too long")
+        return True
+    return _report(processes, request)
 
 
-def _alone(world_size: int) -> dict[str, str]:
+def _report(processes: list[subprocess.Popen[bytes]], request: dict[str, Any]) -> bool:
+    """Whether a process of this rank has failed. The first failure of all ranks goes into the store, with its text."""
+    names = (f"rank {process_group.rank()}", "the whole model in one process")
+    for process, role, name in zip(processes, ("rank", "whole"), names, strict=False):
+        if process.poll():
+            if not process_group.store().check([_FAILED]):
+                lines = Path(request["folder"], role).read_text(errors="replace").splitlines()
+                process_group.store().compare_set(_FAILED, "", f"{name} failed: {last_line(lines)[:300]}")
+                sys.stderr.write("\n".join([f"flk: --verify: {name} wrote:", *lines[-_LINES:], ""]))
+            return True
+    return False
+
+
+def _alone(world_size: int, port: str) -> dict[str, str]:
     """The variables of the one process that stands for all ranks."""
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    return ranks | sizes | port | {user_env.FULL_WORLD_SIZE: "", user_env.STANDS_FOR: str(world_size)}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return ranks | sizes | store | {user_env.STANDS_FOR: str(world_size)}
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
+def _free_ports() -> list[str]:
+    """Two free ports. The script's random numbers stay as they are."""
+    ports = filter(host.is_port_free, random.SystemRandom().sample(_PORTS, len(_PORTS)))
+    return [str(port) for port in itertools.islice(ports, 2)]

@@ -32,7 +32,7 @@ Tensors = list[torch.Tensor | None]
 
 @dataclass
 class Step:
-    """What an optimizer begins a step with. The tensors are whole, on the CPU, in the order of its parameters."""
+    """What an optimizer begins a step with. Tensors are whole, on the CPU of rank 0, in the order of its parameters."""
 
     optimizer: int  # in the order of first steps
     number: int  # of its step, from 1
@@ -66,7 +66,7 @@ class Watch:
     def __init__(self, steps: int, side: Side) -> None:
         self._steps, self._side = steps, side
         self._counts: dict[Optimizer, int] = {}
-        self._inside = 0  # of calls of optimizers' steps, which may call those of others
+        self._inside: list[Optimizer] = []  # calls of steps that are open, which may call those of others
         self._depth = 0  # of calls of modules
         self._modules: list[nn.Module] = []  # which the script calls
         self._inputs: list[list[float]] = []  # of their calls since the step before
@@ -97,7 +97,8 @@ class Watch:
         CheckpointManager._set_rng = begin_draws  # type: ignore[method-assign, assignment]
         Batches.make_loader = make_loader  # type: ignore[method-assign, assignment]
         try:
-            yield
+            with torch.compiler.set_stance("force_eager"):  # torch compiles nothing below `SameNumbers`
+                yield
         finally:
             if self._numbers:
                 self._numbers.__exit__(None, None, None)
@@ -115,15 +116,17 @@ class Watch:
             if not any(module is each for each in self._modules):
                 self._modules.append(module)
 
-    def _leave(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: Any, named: Any, output: Any = None) -> None:  # none if it has raised
         self._depth -= 1
         if self._depth == 0 and torch.is_grad_enabled():
             tensors = [each for each in pytree.leaves([inputs, named]) if isinstance(each, torch.Tensor)]
             self._inputs.extend(_sums(each) for each in tensors if not isinstance(each, DTensor))
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._inside += 1
-        if self._inside > 1:
+        if optimizer in self._inside:  # its last step has raised, and the script goes on
+            del self._inside[self._inside.index(optimizer) :]
+        self._inside.append(optimizer)
+        if len(self._inside) > 1:
             return
         number = self._counts.setdefault(optimizer, 0) + 1
         if number > self._steps:
@@ -137,7 +140,7 @@ class Watch:
         self._side.before(self._step)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._inside -= 1
+        del self._inside[self._inside.index(optimizer) :]
         if self._inside or self._step is None:
             return
         self._side.after(optimizer, self._step)
@@ -180,9 +183,11 @@ def end() -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU, whole. Collective for a DTensor."""
+    """A copy of a tensor on the CPU of rank 0, whole; empty on other ranks. Collective for a DTensor."""
     tensor = tensor.detach()
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if process_group.rank():  # nobody reads it
+        return torch.empty(0)
     return (tensor.to_dense() if tensor.is_sparse else tensor).cpu().clone()
 
 
@@ -202,19 +207,20 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
     means: Tensors = []
     for parameter in parameters:
         is_missing = parameter.grad is None
-        gradient = whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if isinstance(parameter, DTensor):
             is_missing = process_group.all_true(is_missing)()
-        means.append(None if isinstance(parameter, DTensor) else _mean(gradient, parameter.device))
-        gradients.append(None if is_missing else gradient)
+        means.append(None if isinstance(parameter, DTensor) else _mean(gradient))
+        value = whole(gradient)
+        gradients.append(None if is_missing else value)
     return gradients, means
 
 
-def _mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    total = wide(torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(comm_device(device), copy=True)
-    dist.all_reduce(total)
-    mean = total.cpu() / dist.get_world_size()
-    return torch.view_as_complex(mean) if tensor.is_complex() else mean
+def _mean(gradient: torch.Tensor) -> torch.Tensor:
+    part = (gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()) / dist.get_world_size()
+    part = part.to(comm_device(part.device)).contiguous()
+    dist.all_reduce(torch.view_as_real(part) if part.is_complex() else part)
+    return whole(part)
 
 
 def _sums(tensor: torch.Tensor) -> list[float]:

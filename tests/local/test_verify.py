@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,15 @@ from tests.support.commands import Flk
 from tests.support.verify_cases import RIGHT, WRONG
 
 ROOT = Path(__file__).parents[2]
-FEW_RIGHT = ["dropout", "two networks", "micro-batches", "reduced precision", "own DDP", "noise in a pass"]
+FEW_RIGHT = [
+    "dropout",
+    "a compiled model",
+    "two networks",
+    "micro-batches",
+    "reduced precision",
+    "own DDP",
+    "noise in a pass",
+]
 FEW_WRONG = [
     "no_sync left on", "a replaced parameter", "clipping by the norm of shards", "a sum as the loss",
     "a learning rate times the ranks", "an optimizer with norms of shards", "every second sample for each rank",
@@ -57,3 +66,11 @@ def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> 
     assert done.code == 100, done.stderr
     assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.stderr
     assert "Cause: sum in place of mean" in done.stderr
+
+
+def test_a_process_ends_with_the_rank_that_has_started_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
+    request = {"role": "whole", "steps": 1, "strategy": "ddp", "folder": str(tmp_path), "parent": 1}
+    command = [sys.executable, "-m", "flk_verify", json.dumps(request), "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        assert process.wait(120) == -signal.SIGKILL

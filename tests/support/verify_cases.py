@@ -327,6 +327,7 @@ RIGHT: Final[dict[str, Case]] = {
         ),
         strategies=("full_shard",),
     ),
+    "a compiled model": Case(run_script(after="model = torch.compile(model, fullgraph=True)")),
     "two networks": Case(own_loop(_GAN)),
     "noise in a pass": Case(
         run_script("Model()", define=_VAE, loop=_LOOP.replace("F.cross_entropy(model(x), y)", "model(x)"))

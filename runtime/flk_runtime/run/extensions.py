@@ -20,6 +20,7 @@ from flk_runtime.contract.options import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import ParallelModel
+from flk_runtime.run.process import current
 from flk_runtime.system import trial
 
 _CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
@@ -96,9 +97,10 @@ def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: fl
 def verify(strategy: str, rank_info: RankInfo, timeout: float) -> None:
     """Compare the first steps with those of the whole model in one process, if $FLK_VERIFY asks for it. Collective.
 
-    Raises VerificationError on all ranks where they differ, and SetupError where they cannot be compared.
+    They are those of the process's first training. Raises VerificationError on all ranks where they differ, and
+    SetupError where they cannot be compared.
     """
-    if setting(user_env.VERIFY) and not trial.is_trial():
+    if setting(user_env.VERIFY) and not trial.is_trial() and current.training is None:
         _imported(_VERIFIER, "--verify").verify(strategy, rank_info, timeout)
 
 

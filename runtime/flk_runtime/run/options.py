@@ -72,6 +72,7 @@ class RunOptions:
             if folder and outer and outer.workers > 1:  # they may share a volume
                 folder = f"{folder}/worker-{outer.worker}"
             keep, keep_every = retention(given.get("keep"))
+            timeout = given.get("timeout", TIMEOUT)
             return cls(
                 strategy=strategy,
                 outer=outer,
@@ -86,7 +87,7 @@ class RunOptions:
                 begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
                 device=device,
                 backend=devices.backend(device),
-                timeout=given.get("timeout", TIMEOUT),
+                timeout=max(timeout, TIMEOUT) if trial.is_trial() else timeout,
                 preflight=defaults.preflight,
                 keep_batch=pod_env.BATCH.read(os.environ) == "keep",
                 skipped=skipped,

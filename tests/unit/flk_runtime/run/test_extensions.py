@@ -9,6 +9,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.run import extensions
+from flk_runtime.run.process import current
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,11 @@ def test_an_extension_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(user_env.METRICS, "mlflow")
     with pytest.raises(SetupError, match="metrics needs the package flk_sinks"):
         extensions.recording(None)
+
+
+def test_the_first_training_of_a_process_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(user_env.VERIFY, "2")
+    with pytest.raises(SetupError, match="--verify needs the package flk_verify"):
+        extensions.verify("ddp", RankInfo(), 1.0)
+    monkeypatch.setattr(current, "training", object())
+    extensions.verify("ddp", RankInfo(), 1.0)

@@ -10,7 +10,7 @@ import pytest
 from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
-from flk_runtime.run.options import RunOptions
+from flk_runtime.run.options import TIMEOUT, RunOptions
 from flk_runtime.system.torch_version import check_torch
 
 
@@ -56,3 +56,8 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sinks_are_chosen_except_in_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read({}, monkeypatch, metrics="tensorboard:/tb").begin_recording
     assert read({"FLK_METRICS": "tensorboard:/tb", "FLK_TRIAL": "1"}, monkeypatch).begin_recording is None
+
+
+def test_collectives_of_a_trial_wait_for_the_process_that_it_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read({}, monkeypatch, timeout=60.0).timeout == 60.0
+    assert read({"FLK_TRIAL": "1"}, monkeypatch, timeout=60.0).timeout == TIMEOUT
