@@ -38,6 +38,8 @@ with flk.init(log_every=0) as run:
     if "weights" in settings:
         run.load_weights(settings["weights"])
     generator = torch.Generator().manual_seed(5)
+    for _ in range(run.steps):  # of the attempts before
+        torch.randn(ranks, 4, 7, generator=generator)
     while run.steps < settings["steps"]:
         batch = torch.randn(ranks, 4, 7, generator=generator)[first]
         optimizer.zero_grad()
