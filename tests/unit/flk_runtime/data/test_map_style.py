@@ -293,7 +293,7 @@ def test_a_position_comes_after_the_batches_that_were_trained() -> None:
     assert rest[:4] == look
     assert sorted(seen + rest) == list(range(20))
     assert other.epoch == 1
-    assert run.drawn == [1, 2]  # before each batch but the first
+    assert run.drawn == [0, 1, 2]  # before each batch
 
 
 def test_the_rest_of_an_epoch_is_for_the_first_iteration_after_a_restart() -> None:
