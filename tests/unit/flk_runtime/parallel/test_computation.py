@@ -93,4 +93,6 @@ def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> Non
             check_recomputed([block], given)
     check_recomputed([block], "aot_eager")
     check_recomputed([block], True)
-    check_recomputed([block.eval()], False)
+    with pytest.raises(SetupError):
+        check_recomputed([block.eval()], False)  # it may train later
+    check_recomputed([block.requires_grad_(False)], False)  # it stays as it is
