@@ -54,7 +54,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
         yield shown
     for handle in handles:
         handle.remove()
-    nn.modules.module._global_forward_hooks_always_called.clear()  # which torch 2.13 leaves after a removal
+    for left in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"):
+        getattr(nn.modules.module, left).clear()  # torch 2.13 removes a hook from one of its tables only
     dist.destroy_process_group()
 
 
