@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, reader, shard
 from flk_runtime.data.reader import ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.system import rng
 from flk_runtime.system.rng import seed_all
 from tests.support.loaders import Counted, Shares, loader_context
 
@@ -440,6 +442,8 @@ class Ranks:
         self._rank = threading.local()
         monkeypatch.setattr(reader.process_group, "all_gather", self._gather)
         monkeypatch.setattr(IterableLoader, "_ask", self._ask)
+        # Torch's global generator is one for all threads, and its lock and Python's may wait for each other.
+        monkeypatch.setattr(rng.OwnNumbers, "used", lambda numbers: contextlib.nullcontext())
 
     def _gather(self, value: Any) -> list[Any]:
         self._own[self._rank.number] = value
