@@ -52,7 +52,6 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
         "claim": "there is no PersistentVolumeClaim nowhere",
         "queue": "queue gold: the cluster of context",  # there is no Kueue
         "capacity": "the job requests nvidia.com/gpu, and no node offers any",
-        "admission": "the namespace enforces restricted, and the pods break it: host namespaces (hostNetwork=true)",
     }
     for check, sentence in expected.items():
         assert found[check][0] == "failed", (check, found)
