@@ -144,7 +144,7 @@ class JobOptions(StrictModel):
         default=None,
         description="file of accelerate config, whose variables the script gets as from accelerate launch",
     )
-    replicas: Annotated[int, Option("N", Form.NUMBER, empty="1, or MAX of an elastic job")] = Field(
+    replicas: Annotated[int, Option("N", Form.NUMBER, empty="1")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"
     )
     elastic: Annotated[
@@ -199,7 +199,6 @@ class JobOptions(StrictModel):
             "NAME",
             example="auto",
             variable=user_env.FABRIC,
-            empty="defaults.fabric, else auto",
         ),
     ] = Field(default="auto", description=f"preset for the network between GPUs: {', '.join(fabrics())}")
     restarts: Annotated[
@@ -401,7 +400,6 @@ class JobOptions(StrictModel):
         Option(
             example="my-release-flk-records",
             variable=pod_env.RECORDS,
-            empty="defaults.records, else the ConfigMap of records.enabled",
         ),
     ] = Field(
         default=None,

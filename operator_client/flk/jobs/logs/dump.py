@@ -53,23 +53,29 @@ def dump(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine
     yield from folder.rest()
 
 
-def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine]:
+def _job_or_answer(client: JobClient, name: str) -> Object | Answer:
+    """Return the object of a job, or the last answer about one that is gone. Raises JobNotFoundError without both."""
     try:
-        job = client.get_job(name)
+        return client.get_job(name)
     except JobNotFoundError:
-        last = last_answer(client, name)
-        if last is None:
-            raise
-        when = last.as_of(client.now())
-        if last.lines:
-            chosen, wanted = choose_kept(client, last, options)
+        if last := last_answer(client, name):
+            return last
+        raise
+
+
+def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine]:
+    job = _job_or_answer(client, name)
+    if isinstance(job, Answer):
+        when = job.as_of(client.now())
+        if job.lines:
+            chosen, wanted = choose_kept(client, job, options)
             yield LogLine(f"job {name} is gone; these are its last lines, {when}", note=True)
             for pod in wanted:
-                yield from kept_lines(client, last, chosen, pod)
+                yield from kept_lines(client, job, chosen, pod)
         else:
             yield LogLine(f"job {name} is gone, and flk has kept no lines of it; it was seen last {when}", note=True)
-        if last.state.was_deleted:  # before it had ended
-            raise_for_state(last.state, client)
+        if job.state.was_deleted:  # before it had ended
+            raise_for_state(job.state, client)
         return
     chosen = LineFilter.of(JobView(Observation(job)), options)
     every = client.pods_of(job)
@@ -273,17 +279,13 @@ def _read_outputs(client: JobClient, name: str, options: LogOptions) -> tuple[li
     """Return the output of each rank in its last attempt, and the failure that the job's state names."""
     lines: dict[str, list[LogLine]] = defaultdict(list)
     plain = replace(options, ranks=frozenset(), grep=None, tail=LINES, previous=False)
-    try:
-        job = client.get_job(name)
-    except JobNotFoundError:
-        last = last_answer(client, name)
-        if last is None:
-            raise
-        chosen, wanted = choose_kept(client, last, plain)
+    job = _job_or_answer(client, name)
+    if isinstance(job, Answer):
+        chosen, wanted = choose_kept(client, job, plain)
         for pod in wanted:
-            for line in kept_lines(client, last, chosen, pod):
+            for line in kept_lines(client, job, chosen, pod):
                 lines[line.tag].append(line)
-        return _outputs(lines), last.state.failure
+        return _outputs(lines), job.state.failure
     chosen = LineFilter.of(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))
