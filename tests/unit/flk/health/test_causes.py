@@ -52,7 +52,7 @@ def test_recorded(case: Case) -> None:
 
 EVERY: dict[str, Callable[[], JobView]] = {
     **{case.name: partial(recorded.load, recorded.FOLDER / f"{case.name}.json") for case in CASES},
-    **{code: view for code, (view, _, _) in BUILT.items()},
+    **{code: view for code, (view, _) in BUILT.items()},
 }
 
 

@@ -197,13 +197,20 @@ def test_a_signal_ends_the_launcher_and_the_command(pod: Pod) -> None:
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     }
     pod.wakeup.install()
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+
+    def stop_once_it_runs() -> None:
+        group = pod.work / "group"
+        while pod.wakeup.starting or not (group.exists() and group.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop_once_it_runs)
+    stopping.start()
     try:
         with pytest.raises(SystemExit):
             Preparation(Settings(("t.py",), work=str(pod.work)), pod.wakeup).run()
     finally:
-        timer.join()
+        stopping.join()
         for number, handler in before.items():
             signal.signal(number, handler)
     assert ended == [ExitCode.PREEMPTED]
