@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
-from flk.jobs.state import PodPhase, State, deleted, derive
+from flk.jobs.state import PodPhase, State, derive
 from flk.kube import Object
 from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
@@ -91,6 +91,11 @@ class _Kept:
     schema: str = SCHEMA
 
 
+def answer_of(view: JobView) -> Answer:
+    """Return the answer about a job that was seen: its state and its cause are made here, and nowhere else."""
+    return Answer(derive(view), diagnose(view), view.now, view)
+
+
 def look(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> Answer:
     """Return the answer about a job now, and keep it. If the job is gone, return the last one, and call ``note``.
 
@@ -120,7 +125,7 @@ def answered(
     if _lost_pods(view) and (last := _read(client, view.name, view.uid)) and not last.state.was_deleted:
         note(f"pods of job {view.name} are gone; this is the last answer about it, {last.as_of(client.now())}")
         return replace(last, gone=False)
-    answer = Answer(derive(view), diagnose(view), client.now(), view)
+    answer = answer_of(view)
     keep(client, answer, lines)
     return answer
 
@@ -143,6 +148,7 @@ def last_answer(client: JobClient, name: str, uid: str = "") -> Answer | None:
 def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = None, *, diff: str = "") -> None:
     """Keep an answer in place of an earlier one about this job, without the secrets of its object.
 
+    It is read when the job is gone. So of a job that has not ended, flk keeps what it will say after the deletion.
     Lines and diff of the earlier one stay where there are no new ones. Answers about jobs that the user has neither
     submitted from here nor named are not kept. A folder that cannot be written disturbs no command.
     """
@@ -151,8 +157,11 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     if view is None or not _is_on() or not (client.ref(answer.state.name).named or path.exists()):
         return
     before, secrets = _load(path), secrets_of(view.job)
-    if before is not None and before.state.finished and not answer.state.finished:
-        return  # its pods are gone: they said more
+    if not answer.state.finished:
+        if before is not None and before.state.finished and not before.state.was_deleted:
+            return  # its pods are gone: they said more
+        gone = JobView(replace(view.seen, gone=answer.time), view.commands)
+        answer = replace(answer_of(gone), time=answer.time)
     count = lines_of_a_pod(len(view.pods))
     read = {pod: view.seen.lines_of(pod) for pod in view.seen.logs} | dict(lines or {})
     texts = {
@@ -259,9 +268,8 @@ def _recorded(client: JobClient, name: str, uid: str) -> Answer | None:
         return None
     view = JobView(replace(seen, gone=seen.time), client.commands)
     lines = {pod: [["", text] for text in texts] for pod, texts in seen.logs.items()}
-    report = replace(diagnose(view), as_of=seen.time)
-    pods = [pod.name for pod in view.pods]
-    return Answer(derive(view), report, seen.time, view, pods, lines, gone=True)
+    said, pods = answer_of(view), [pod.name for pod in view.pods]
+    return replace(said, report=replace(said.report, as_of=seen.time), pods=pods, lines=lines, gone=True)
 
 
 def _read(client: JobClient, name: str, uid: str) -> Answer | None:
@@ -272,8 +280,8 @@ def _read(client: JobClient, name: str, uid: str) -> Answer | None:
     for candidate in sorted(path.parent.glob(path.name), key=_modified, reverse=True):
         kept = _load(candidate)
         if kept is not None and ref.target in (None, target_of({"kind": kept.state.kind})):
-            state, report = deleted(kept.state, now=kept.time), replace(kept.report, as_of=kept.time)
-            return Answer(state, report, kept.time, None, kept.pods, kept.lines, kept.diff, gone=True)
+            report = replace(kept.report, as_of=kept.time)
+            return Answer(kept.state, report, kept.time, None, kept.pods, kept.lines, kept.diff, gone=True)
     return None
 
 

@@ -11,13 +11,11 @@ from typing import Any
 
 from flk import manifest
 from flk.errors import ForbiddenError, MissingApiError, UnreachableError
-from flk.health import diagnose
-from flk.jobs.answer import Answer, keep
+from flk.jobs.answer import answer_of, keep
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.listing import cluster_user, current_owner
-from flk.jobs.state import derive
 from flk.kube import Object, RequestTarget, Resource
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
@@ -66,7 +64,7 @@ class Submission:
             raise
         try:
             view = JobView(Observation(created, time=client.now()), client.commands)
-            keep(client, Answer(derive(view), diagnose(view), view.now, view), diff=self.diff)
+            keep(client, answer_of(view), diff=self.diff)
         except KeyboardInterrupt as interrupt:
             interrupt.args = (self._goes_on(client),)
             raise

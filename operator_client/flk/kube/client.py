@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
-from flk.kube.discovery import GROUPS, Discovery, in_version
+from flk.kube.discovery import GROUPS, KEPT, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
@@ -136,9 +136,9 @@ class ApiClient:
             self._discovery.created(asked.resource)
         return answer
 
-    def serves(self, resource: Resource, *, now: bool = False) -> bool:
-        """Return whether the cluster serves a kind of objects: as it has told within the last minutes, or ``now``."""
-        return self._discovery.serves(resource, now=now)
+    def serves(self, resource: Resource, age: float = KEPT) -> bool:
+        """Return whether the cluster serves a kind of objects, as it has told within the last ``age`` seconds."""
+        return self._discovery.serves(resource, age)
 
     def served(self, resource: Resource) -> Resource:
         """Return a kind of objects in the version in which flk uses it in this cluster.

@@ -24,6 +24,7 @@ from flk.user_files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
 KEPT: Final = 600.0  # seconds for which an answer on disk counts
+LACK: Final = 30.0  # seconds for which a list believes an answer on disk that a kind is not served
 FRESH: Final = 10.0  # seconds for which an answer of this process is not asked for again
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
@@ -46,14 +47,15 @@ class Discovery:
         discovery._answer = answer
         return discovery
 
-    def serves(self, resource: Resource, *, now: bool = False) -> bool:
+    def serves(self, resource: Resource, age: float = KEPT) -> bool:
         """Return whether a kind of objects is served in a version that flk knows; True if the server does not tell.
 
-        It may have been installed since the answer on disk was given. With ``now``, that answer does not count.
+        It may have been installed since the answer was given, which is at most ``age`` seconds old. One on disk does
+        not count where ``age`` is FRESH.
         """
         if not resource.group:
             return True
-        groups = self._groups(FRESH if now else KEPT)
+        groups = self._groups(age)
         return not groups or self._version(resource, groups) is not None
 
     def created(self, resource: Resource) -> None:
@@ -100,10 +102,10 @@ class Discovery:
     def _groups(self, age: float) -> Groups:
         """Return what the server serves, as it was asked for within the last ``age`` seconds, or is now.
 
-        The answer on disk counts where it may be as old as it may be there.
+        The answer on disk counts unless it must be FRESH.
         """
         with self._lock:
-            known = self._asked or (self._kept_answer() if age >= KEPT else None)
+            known = self._asked or (self._kept_answer() if age > FRESH else None)
             if known is None or time.time() - known[0] > age:
                 known = self._asked = time.time(), self._ask()
                 self._write_file(known)

@@ -15,6 +15,7 @@ from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
+from flk.kube.discovery import FRESH, LACK
 from flk.observe.pods import training_container
 from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
@@ -183,12 +184,12 @@ class JobClient:
         """Yield the kinds of jobs that the cluster serves: those that were known to be, then those installed since."""
         served = self._served()
         yield from served
-        yield from self._others(served)
+        yield from self._others(served, FRESH)
 
-    def _others(self, served: list[targets.Target]) -> list[targets.Target]:
-        """Return the kinds of jobs besides these that the cluster serves now."""
+    def _others(self, served: list[targets.Target], age: float) -> list[targets.Target]:
+        """Return the kinds of jobs besides these that the cluster served at most ``age`` seconds ago."""
         others = [target for target in TARGETS.values() if target not in served]
-        return [target for target in others if self.api.serves(RESOURCES[target.name], now=True)]
+        return [target for target in others if self.api.serves(RESOURCES[target.name], age)]
 
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
@@ -200,8 +201,8 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. Which ones it serves is asked anew if it served no PyTorchJobs some minutes
-        ago, or no job is found. Raises UsageError for a selector that is none, MissingApiError if no kind
+        the user may not list, are left out. That a kind is not served counts for LACK seconds, and not at all if no job
+        is found. Raises UsageError for a selector that is none, MissingApiError if no kind
         is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
@@ -209,8 +210,9 @@ class JobClient:
         where = None if all_namespaces else self.namespace
         served = self._served()
         replies = self._lists_of(served, where, selector, metadata_only)
-        if targets.DEFAULT not in served or not any(isinstance(reply, list) and reply for reply in replies):
-            replies += self._lists_of(self._others(served), where, selector, metadata_only)
+        has_jobs = any(isinstance(reply, list) and reply for reply in replies)
+        installed = self._others(served, LACK if has_jobs else FRESH)
+        replies += self._lists_of(installed, where, selector, metadata_only)
         found = [job for reply in replies if isinstance(reply, list) for job in reply]
         unknown = [reply for reply in replies if isinstance(reply, FlkError)]
         if len(unknown) == len(replies):

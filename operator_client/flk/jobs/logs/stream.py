@@ -19,8 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from flk.errors import WaitTimeoutError
-from flk.health import diagnose
-from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, Answer, is_kept, keep, lines_of_a_pod
+from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, answer_of, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import RATE, ROUND, PodLog, PodReader, Poller
 from flk.jobs.state import Phase, PodPhase, State, derive
@@ -126,7 +125,7 @@ class _Merger:
         seen = self._view.seen
         view = JobView(replace(seen, record=self._record or seen.record), self._client.commands)
         lines = {pod: list(tail) for pod, tail in self._tails.copy().items()}
-        keep(self._client, Answer(derive(view), diagnose(view), view.now, view), lines)
+        keep(self._client, answer_of(view), lines)
 
     def _run(self) -> None:
         try:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.errors import FlkError, UnreadableError
-from flk.health import diagnose
-from flk.jobs.answer import Answer, keep, tails
+from flk.jobs.answer import answer_of, keep, tails
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
@@ -203,9 +202,8 @@ class _Followed:
         """Keep the last answer about the job, with the lines of its pods that are read within ``timeout`` seconds."""
         if self.view is None or self.last is None:
             return
-        state = self.last if not self.last.was_deleted else derive(self.view)
         lines = {} if self.last.was_deleted else tails(self.client, self.view.seen.pods, timeout)
-        keep(self.client, Answer(state, diagnose(self.view), self.view.now, self.view), lines)
+        keep(self.client, answer_of(self.view), lines)
 
 
 def _states(

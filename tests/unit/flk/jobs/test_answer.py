@@ -15,10 +15,9 @@ import pytest
 
 from flk import labels
 from flk.__main__ import main
-from flk.health import diagnose
 from flk.jobs import answer
-from flk.jobs.answer import Answer, keep, last_answer
-from flk.jobs.state import Phase, derive
+from flk.jobs.answer import Answer, answer_of, keep, last_answer
+from flk.jobs.state import Phase
 from flk.observe.client import JobClient
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
@@ -36,7 +35,7 @@ CANARY = "hunter2-canary"
 
 def say(client: JobClient, view: JobView, time: float = 0.0, lines: dict[str, Any] | None = None) -> Answer:
     """Keep the answer about a job that was seen like this."""
-    said = Answer(derive(view), diagnose(view), time or client.now(), view)
+    said = replace(answer_of(view), time=time or client.now())
     keep(client, said, lines)
     return said
 
@@ -62,11 +61,12 @@ def test_every_answer_is_read_as_it_was_given(fake: FakeApiServer, client: JobCl
     said = say(client, recorded.load(recorded.FOLDER / f"{case.name}.json"))
     last = last_answer(client, case.name)
     assert last is not None
+    assert said.view is not None
+    if not said.state.finished:
+        said = answer_of(JobView(replace(said.view.seen, gone=said.time)))
+        assert said.state.phase == Phase.DELETED
     assert (last.report.cause, last.report.summary) == (said.report.cause, said.report.summary)
-    if said.state.finished:
-        assert (last.state.phase, last.state.failure) == (said.state.phase, said.state.failure)
-    else:
-        assert last.state.phase == Phase.DELETED
+    assert (last.state.phase, last.state.failure) == (said.state.phase, said.state.failure)
 
 
 @pytest.mark.parametrize("command", ["submit", "status", "why", "wait", "logs"])
@@ -86,6 +86,33 @@ def test_a_job_that_a_command_has_named_is_known_when_somebody_has_deleted_it(
     assert "job gpt is gone; this is the last answer about it, as of " in printed.err
     assert "gpt   Deleted" in printed.out
     assert [main([again, "other"]) for again in ("status", "why", "logs", "wait")] == [102] * 4
+
+
+ENDS = {
+    "running": ("Deleted", "Deleted", 103),
+    "succeeded": ("Succeeded", "", 0),
+    "exception on rank 1": ("Failed", "ExceptionRaised", 0),
+}
+
+
+@pytest.mark.parametrize("first", ["status", "why", "wait", "logs"])
+@pytest.mark.parametrize("which", ENDS)
+def test_state_and_cause_of_a_job_that_was_deleted_agree_whichever_command_saw_it(
+    fake: FakeApiServer, kubeconfig: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, which: str, first: str
+) -> None:
+    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
+    phase, cause, code = ENDS[which]
+    jobs.add(fake, which)
+    words = {"wait": ["--timeout", "0"], "logs": ["--no-follow"]}
+    main([first, "gpt", *words.get(first, [])])
+    fake.delete_all()
+    capsys.readouterr()
+    assert main(["status", "gpt", "-o", "json"]) == code
+    status = json.loads(capsys.readouterr().out)
+    assert main(["why", "gpt", "-o", "json"]) == code
+    why = json.loads(capsys.readouterr().out)
+    assert (status["phase"], (status["cause"] or {}).get("code", "")) == (phase, cause)
+    assert (why["code"], bool(why["as_of"])) == (cause, True)
 
 
 def test_lists_and_selectors_keep_nothing(fake: FakeApiServer, kubeconfig: Path, state_folder: Path) -> None:

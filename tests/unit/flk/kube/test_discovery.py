@@ -8,6 +8,7 @@ from flk.errors import MissingApiError
 from flk.kube import ApiClient, RequestTarget, Resource
 from flk.kube.connection import cluster_key
 from flk.kube.credentials import connect
+from flk.kube.discovery import FRESH
 from flk.kube.kubeconfig import Context
 from tests.support.api_server import FakeApiServer
 
@@ -70,7 +71,7 @@ def test_a_kind_that_was_installed_since_the_answer_on_disk_is_asked_for_once(
     fake.objects[collection(JOBSETS, "v1alpha2")] = {}
     another = ApiClient(connect())
     assert not another.serves(JOBSETS)  # from the disk
-    assert [another.serves(JOBSETS, now=True) for _ in range(3)] == [True] * 3
+    assert [another.serves(JOBSETS, FRESH) for _ in range(3)] == [True] * 3
     assert fake.asked("GET").count("/apis") == 2
     assert ApiClient(connect()).serves(JOBSETS)
 

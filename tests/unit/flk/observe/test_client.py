@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from flk import labels
 from flk.errors import JobNotFoundError
-from flk.jobs.listing import list_states
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
+from flk.kube.discovery import LACK
 from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode
-from tests.support.api_server import BATCH, JOBS, PODS
+from tests.support.api_server import BATCH, JOBS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
+from tests.unit.flk.cli.outputs import jobs
 
 
 @pytest.fixture
@@ -69,13 +70,52 @@ def test_a_list_without_jobs_asks_again_which_kinds_there_are(fake: Any, run: Ru
     assert run("list", "-o", "name")[1] == "job.batch/gpt\n"
 
 
-def test_a_list_of_jobs_takes_three_requests(fake: Any, client: JobClient) -> None:
+TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
+
+
+@pytest.mark.parametrize("installed", [JOBS, TRAINJOBS, JOBSETS])
+def test_a_list_with_jobs_has_those_of_a_kind_that_was_installed_since(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    fake.objects[BATCH] = {"batch": named(_batch_job(), "batch")}
+    del fake.objects[JOBS]
+    assert run("list")[0] == 0
+    job = named(JobBuilder(1).job, "later")
+    job["metadata"]["labels"] = {**(job["metadata"].get("labels") or {}), labels.JOB: "later"}
+    fake.objects[installed] = {"later": job}
+    now = time.time()
+    monkeypatch.setattr("flk.kube.discovery.time.time", lambda: now + LACK + 1)
+    printed = run("list", "-o", "name")[1].splitlines()
+    assert sorted(line.partition("/")[2] for line in printed) == ["batch", "later"]
+
+
+def named(job: dict[str, Any], name: str) -> dict[str, Any]:
+    job["metadata"] = {**job["metadata"], "name": name, "uid": f"uid-{name}"}
+    return job
+
+
+# By command: the requests that it sends once discovery is cached.
+REQUESTS = {
+    "list": 3,
+    "status gpt": 2,
+    "status gpz": 5,
+    "why gpt": 2,
+    "logs gpt --tail 5 --no-follow": 6,
+    "wait gpt": 8,
+    "top gpt": 6,
+}
+
+
+@pytest.mark.parametrize("command", REQUESTS)
+def test_a_command_sends_no_more_requests_than_this(fake: Any, run: Run, command: str) -> None:
     fake.objects[BATCH] = {}
-    JobBuilder(1).all("pod").condition("Running").add_to(fake)
-    for _ in range(2):
-        fake.requests.clear()
-        assert len(list_states(JobClient(ApiClient(connect())))) == 1
-    assert sorted(fake.asked("GET")) == [PODS, BATCH, JOBS]
+    jobs.add(fake, "succeeded")
+    run("list")
+    fake.requests.clear()
+    run(*command.split())
+    sent = [f"{request.method} {request.path}" for request in fake.requests]
+    assert len(sent) <= REQUESTS[command], sent
 
 
 def test_who_may_not_read_pytorchjobs_is_told_that_there_may_be_one(fake: Any, client: JobClient) -> None:
