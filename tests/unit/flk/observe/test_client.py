@@ -79,7 +79,7 @@ def test_a_list_with_jobs_has_those_of_a_kind_that_was_installed_since(
     fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch, installed: str
 ) -> None:
     fake.objects[BATCH] = {"batch": named(_batch_job(), "batch")}
-    del fake.objects[JOBS]
+    fake.objects.pop(installed, None)
     assert run("list")[0] == 0
     job = named(JobBuilder(1).job, "later")
     job["metadata"]["labels"] = {**(job["metadata"].get("labels") or {}), labels.JOB: "later"}
