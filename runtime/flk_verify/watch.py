@@ -6,8 +6,11 @@ import contextlib
 import itertools
 import math
 import re
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
@@ -66,7 +69,7 @@ class Watch:
     def __init__(self, steps: int, side: Side) -> None:
         self._steps, self._side = steps, side
         self._counts: dict[Optimizer, int] = {}
-        self._inside: list[Optimizer] = []  # calls of steps that are open, which may call those of others
+        self._inside: list[FrameType] = []  # open calls of steps; one may call others, also its base class
         self._depth = 0  # of calls of modules
         self._modules: list[nn.Module] = []  # which the script calls
         self._inputs: list[list[float]] = []  # of their calls since the step before
@@ -123,9 +126,10 @@ class Watch:
             self._inputs.extend(_sums(each) for each in tensors if not isinstance(each, DTensor))
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer in self._inside:  # its last step has raised, and the script goes on
-            del self._inside[self._inside.index(optimizer) :]
-        self._inside.append(optimizer)
+        call = sys._getframe(1)  # torch's, around the step
+        stack = [frame for frame, _ in traceback.walk_stack(call)]
+        self._inside = [frame for frame in self._inside if frame in stack]  # a step that has raised is open no more
+        self._inside.append(call)
         if len(self._inside) > 1:
             return
         number = self._counts.setdefault(optimizer, 0) + 1
@@ -140,7 +144,7 @@ class Watch:
         self._side.before(self._step)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del self._inside[self._inside.index(optimizer) :]
+        del self._inside[self._inside.index(sys._getframe(1)) :]
         if self._inside or self._step is None:
             return
         self._side.after(optimizer, self._step)
