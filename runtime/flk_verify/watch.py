@@ -128,7 +128,7 @@ class Watch:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         call = sys._getframe(1)  # torch's, around the step
         stack = [frame for frame, _ in traceback.walk_stack(call)]
-        self._inside = [frame for frame in self._inside if frame in stack]  # a step that has raised is open no more
+        self._inside = [frame for frame in self._inside if frame in stack]  # a step that has raised has no frame left
         self._inside.append(call)
         if len(self._inside) > 1:
             return

@@ -24,7 +24,7 @@ from flk.user_files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
 KEPT: Final = 600.0  # seconds for which an answer on disk counts
-LACK: Final = 30.0  # seconds for which a list believes an answer on disk that a kind is not served
+UNSERVED_KEPT: Final = 30.0  # seconds for which a list relies on an answer that a kind is not served
 FRESH: Final = 10.0  # seconds for which an answer of this process is not asked for again
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"

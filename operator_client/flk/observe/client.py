@@ -15,7 +15,7 @@ from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
-from flk.kube.discovery import FRESH, LACK
+from flk.kube.discovery import FRESH, UNSERVED_KEPT
 from flk.observe.pods import training_container
 from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
@@ -201,9 +201,9 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. That a kind is not served counts for LACK seconds, and not at all if no job
-        is found. Raises UsageError for a selector that is none, MissingApiError if no kind
-        is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
+        the user may not list, are left out. A kind that was not served is asked for again after UNSERVED_KEPT seconds,
+        and at once if no job is found. Raises UsageError for a selector that is none, MissingApiError if no kind is
+        served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))
@@ -211,7 +211,7 @@ class JobClient:
         served = self._served()
         replies = self._lists_of(served, where, selector, metadata_only)
         has_jobs = any(isinstance(reply, list) and reply for reply in replies)
-        installed = self._others(served, LACK if has_jobs else FRESH)
+        installed = self._others(served, UNSERVED_KEPT if has_jobs else FRESH)
         replies += self._lists_of(installed, where, selector, metadata_only)
         found = [job for reply in replies if isinstance(reply, list) for job in reply]
         unknown = [reply for reply in replies if isinstance(reply, FlkError)]

@@ -10,7 +10,7 @@ import pytest
 
 from flk import labels
 from flk.errors import JobNotFoundError
-from flk.kube.discovery import LACK
+from flk.kube.discovery import UNSERVED_KEPT
 from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode
@@ -85,7 +85,7 @@ def test_a_list_with_jobs_has_those_of_a_kind_that_was_installed_since(
     job["metadata"]["labels"] = {**(job["metadata"].get("labels") or {}), labels.JOB: "later"}
     fake.objects[installed] = {"later": job}
     now = time.time()
-    monkeypatch.setattr("flk.kube.discovery.time.time", lambda: now + LACK + 1)
+    monkeypatch.setattr("flk.kube.discovery.time.time", lambda: now + UNSERVED_KEPT + 1)
     printed = run("list", "-o", "name")[1].splitlines()
     assert sorted(line.partition("/")[2] for line in printed) == ["batch", "later"]
 

@@ -198,10 +198,13 @@ def test_a_signal_ends_the_launcher_and_the_command(pod: Pod) -> None:
     }
     pod.wakeup.install()
 
+    over = threading.Event()
+
     def stop_once_it_runs() -> None:
         group = pod.work / "group"
         while pod.wakeup.starting or not (group.exists() and group.read_text()):
-            time.sleep(0.01)
+            if over.wait(0.01):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopping = threading.Thread(target=stop_once_it_runs)
@@ -210,6 +213,7 @@ def test_a_signal_ends_the_launcher_and_the_command(pod: Pod) -> None:
         with pytest.raises(SystemExit):
             Preparation(Settings(("t.py",), work=str(pod.work)), pod.wakeup).run()
     finally:
+        over.set()
         stopping.join()
         for number, handler in before.items():
             signal.signal(number, handler)
