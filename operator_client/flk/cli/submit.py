@@ -53,9 +53,8 @@ def submit(
         error.hint += "; without a cluster, `flk run` trains on this machine and `flk render` prints the manifests"
         raise
     submission = prepare(loaded.job, loaded.root, client)
-    for field in ("target", "gang"):
-        if getattr(loaded.job, field) == AUTO:
-            note(f"{field}: {getattr(submission.job, field)}, by what the cluster serves")
+    if loaded.job.gang == AUTO:
+        note(f"gang: {submission.job.gang}, by what the cluster serves")
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if submission.bundle.unread:
@@ -64,7 +63,7 @@ def submit(
         made = lifecycle.dry_run(submission.client, submission.manifests)
         _show(output, submission, made)
         _check(submission)
-        note(f"{submission.name}: nothing was created (dry run)")
+        note(f"{submission.name}: nothing was created (dry run); it would be a {_kind(submission)}")
         return None
     job = submission.create()
     try:
@@ -105,6 +104,10 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
         print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
+def _kind(submission: Submission) -> str:
+    return str(submission.manifests[0]["kind"])
+
+
 def _print_submission(submission: Submission, client: JobClient) -> None:
     """Print what was created, and the next three commands, for which ``client`` knows what the job's name means."""
     job, bundle = submission.job, submission.bundle
@@ -115,7 +118,7 @@ def _print_submission(submission: Submission, client: JobClient) -> None:
     if job.spares:
         pods += f", {plural(job.spares, 'spare')}"
     where = f"namespace {client.namespace} of context {client.context}"
-    note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
+    note(f"created {_kind(submission)} {submission.name} in {where}: {pods}, image {job.image_or_default}")
     if bundle.code is not None:
         kilobytes = max(1, round(len(bundle.code) / 1000))
         files = len(bundle.files)

@@ -177,13 +177,13 @@ def _ignored(view: JobView) -> Found | None:
     unknown = around.unreadable | around.not_served.keys() | around.other_versions.keys()
     if "workloads" in unknown or view.now - evidence.time < UNMANAGED_AFTER:
         return None
-    framework = f"{view.target.group}/{view.target.kind.lower()}"
+    shown = view.kubectl_of_cluster("get configmap kueue-manager-config -n kueue-system -o yaml")
     others = " or ".join(f"--target {name}" for name in _MANAGED if name != view.target.name)
     return Found(
         f"it is in queue {queue}, and Kueue has made no Workload for it in {short_duration(view.now - evidence.time)}: "
         f"Kueue does not manage {view.kind}s here, or does not run",
-        f"submit it with {others}, or have {framework} added to integrations.frameworks of Kueue's configuration "
-        f"({view.kubectl_of_cluster('get configmap kueue-manager-config -n kueue-system -o yaml')} shows it)",
+        f"submit it with {others}, or have {view.target.framework} added to integrations.frameworks of Kueue's "
+        f"configuration ({shown} shows it)",
         [Evidence(f"queue {queue}", "none of them belongs to the job", "workloads"), evidence],
         since=evidence.time,
     )

@@ -13,11 +13,13 @@ from flk.errors import ApiError, FlkError, ForbiddenError, NoConfigError, Unreac
 from flk.health import autoscaling
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights, resource_attributes
+from flk.jobs.choice import targets
 from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe import resources
 from flk.observe.client import JobClient
 from flk.observe.pool import ReadPool
-from flk.targets import DEFAULT
+from flk.spec import defaults
+from flk.targets import DEFAULT, TARGETS, Target
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
 
@@ -44,7 +46,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever
     else cannot be read becomes Unreadable.
     """
-    target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
+    target, gang = (pods.target, pods.gang) if pods else (_target(client), None)
     version = _call(client, "get", _VERSION)
     devices = _served(client, resources.DEVICE_TEMPLATES) if pods and pods.device_claims else None
     with ReadPool() as pool:
@@ -92,6 +94,17 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         admission=_admission(client, pods) if pods and _may_try(values["rights"]) else None,
         **values,
     )
+
+
+def _target(client: JobClient) -> Target:
+    """Return the target of a job that leaves it to the site and to the cluster."""
+
+    def name() -> str:
+        site = defaults.parse(client.list_defaults())
+        return next(targets(client, site.target, site.queue))
+
+    chosen = _attempt(name)
+    return DEFAULT if isinstance(chosen, Unreadable) else TARGETS[chosen]
 
 
 def _served(client: JobClient, resource: Resource) -> Resource | Unreadable:

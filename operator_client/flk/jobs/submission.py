@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flk import manifest
-from flk.errors import ForbiddenError, MissingApiError, UnreachableError
+from flk.errors import UnreachableError
 from flk.jobs.answer import answer_of, keep
+from flk.jobs.choice import first_that_fits
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.listing import cluster_user, current_owner
-from flk.kube import Object, RequestTarget, Resource
+from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.environment import warnings as mistakes
@@ -24,14 +25,10 @@ from flk.manifest.files import with_files
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.redaction import kept_diff, secrets_of
-from flk.observe.resources import POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.observe.view import JobView
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
-from flk.targets.gang import GANGS, NONE
-from flk.targets.trainjob import RUNTIME
-from flk_runtime.contract.options import AUTO
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,15 @@ class Submission:
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """Return a submission that is ready to be created.
 
-    The only requests to the cluster ask who the user is, and read the namespace's defaults and, if target or gang is
-    ``auto``, which APIs the cluster serves.
+    The only requests to the cluster ask who the user is, and read the namespace's defaults and, if the job leaves
+    its target or gang to the cluster, which APIs the cluster serves.
     """
-    job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
+    job = defaults.apply(job, defaults.parse(client.list_defaults()))
     bundle = make_bundle(job, root)
     commit = commit_of(root) if bundle.code is not None else ""
-    manifests = manifest.render(
-        job,
-        bundle,
+    render_for = partial(
+        manifest.render,
+        bundle=bundle,
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
         owner=current_owner(),
@@ -94,6 +91,12 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         commit=commit,
         shared=True,
     )
+
+    def rendered(job: Job) -> tuple[Job, list[Object]]:
+        named = job.named()
+        return named, render_for(named)
+
+    job, manifests = first_that_fits(client, job, rendered)
     diff = kept_diff(diff_of(root), secrets_of(manifests[0])) if commit.endswith("-dirty") else ""
     return Submission(client, job, bundle, manifests, diff)
 
@@ -121,53 +124,3 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
     folder = Path(root).resolve()
     job = with_files(job, folder).named()
     return manifest.render(job, make_bundle(job, folder), namespace=namespace)
-
-
-def chosen(client: JobClient, job: Job) -> Job:
-    """Return the job with a target and a gang in place of `auto`. Asks the cluster only for these."""
-    if job.target == AUTO:
-        job = job.changed(target=_target(client))
-    if job.gang == AUTO:
-        job = job.changed(gang=_gang(client, job))
-    return job
-
-
-def _target(client: JobClient) -> str:
-    """Return the first target that the cluster serves. A TrainJob needs flk's runtime too; any cluster has Jobs."""
-    for name, resource in RESOURCES.items():
-        if _serves(client, resource) and (name != "trainjob" or _has_runtime(client)):
-            return name
-    return "job"
-
-
-def _gang(client: JobClient, job: Job) -> str:
-    """Return the first gang scheduler that the cluster has. A TrainJob gets none: it cannot name a scheduler.
-
-    Raises MissingApiError if the cluster has one, in a version that flk does not know: without it, jobs may deadlock.
-    """
-    if job.target == "trainjob":
-        return NONE
-    unknown = None
-    for name, gang in GANGS.items():
-        try:
-            client.api.served(POD_GROUPS[gang.group])
-            return name
-        except MissingApiError as error:
-            unknown = error if error.served else unknown
-    if unknown:
-        raise unknown
-    return NONE
-
-
-def _serves(client: JobClient, resource: Resource) -> bool:
-    try:
-        client.api.served(resource)
-    except MissingApiError:
-        return False
-    return True
-
-
-def _has_runtime(client: JobClient) -> bool:
-    with contextlib.suppress(ForbiddenError):
-        return client.find_at(RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
-    return False

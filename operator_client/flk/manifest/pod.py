@@ -23,7 +23,6 @@ from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.record import JobRecord
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
@@ -50,7 +49,7 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
 
     ``config_maps`` are the names of those that hold the bundle. Raises UsageError if the patch removes the container.
     """
-    target = chosen_target(job)
+    target = TARGETS[job.target_or_default]
     template = _template(job, bundle, config_maps, rendezvous_port(job, namespace), target)
     add_gang(template, job)
     if not job.patch:
@@ -60,17 +59,6 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
     if not any(isinstance(c, dict) and c.get("name") == target.container for c in containers):
         raise UsageError(f"patch: leaves no container named {target.container}, which the operator looks for")
     return merged
-
-
-def chosen_target(job: Job) -> Target:
-    """Return the target of the job. Raises UsageError for ``auto``, which only a cluster can resolve."""
-    name = job.target_or_default
-    if name == AUTO:
-        raise UsageError(
-            "target: auto asks the cluster, which only flk submit does",
-            hint=f"choose one: --target {', '.join(TARGETS)}",
-        )
-    return TARGETS[name]
 
 
 def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, target: Target) -> dict[str, Any]:

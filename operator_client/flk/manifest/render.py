@@ -13,10 +13,10 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
-from flk.manifest.pod import chosen_target, pod_template
+from flk.manifest.pod import pod_template
 from flk.spec.job import Job
 from flk.spec.parts import PodSettings
-from flk.targets import Parts
+from flk.targets import TARGETS, Parts
 from flk.targets.gang import pod_groups
 from flk.targets.rendezvous import name_secret
 from flk_runtime.contract import VERSION, pod_layout
@@ -35,7 +35,7 @@ def render(
     commit: str = "",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the object of ``job``, which has a name and a target, and then the objects that it owns.
+    """Return the object of ``job``, which has a name, and then the objects that it owns.
 
     ``submission`` is an id that is equal in all attempts to create this job, ``owner`` who submits it, by the names on
     the machine, ``user`` by the name that the API server has, and ``commit`` the commit of the code.
@@ -62,10 +62,14 @@ def render(
         **({labels.OWNER: owner} if owner else {}),
         **({labels.USER: user} if user else {}),
     }
-    target = chosen_target(job)
+    target = TARGETS[job.target_or_default]
     if (job.elastic or job.spares) and not target.scalable:
         option = "--elastic" if job.elastic else "--spares"
-        raise UsageError(f"{option}: a {target.kind} has pods of a fixed number, which all must end with success")
+        able = " or ".join(f"--target {name}" for name, other in TARGETS.items() if other.scalable)
+        raise UsageError(
+            f"{option}: a {target.kind} has pods of a fixed number, which all must end with success",
+            hint=f"choose {able}",
+        )
     template = pod_template(job, bundle, [config_map["metadata"]["name"] for config_map in config_maps], namespace)
     queue = {labels.QUEUE: job.queue} if job.queue else {}
     if job.queue_priority:

@@ -10,7 +10,17 @@ from pydantic import Field, ValidationError
 from flk import labels
 from flk.errors import UsageError
 from flk.spec import file
-from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations, VolumeKind
+from flk.spec.fields import (
+    FabricName,
+    Image,
+    ObjectName,
+    Queue,
+    Seconds,
+    StrictModel,
+    TargetName,
+    Tolerations,
+    VolumeKind,
+)
 from flk.spec.job import Job
 from flk.spec.mounts import CLAIM, Mount, kinds_of
 from flk.spec.parts import Nodes
@@ -26,6 +36,7 @@ class NamespaceDefaults(StrictModel):
     image: Image | None = None
     fabric: FabricName | None = None
     queue: Queue | None = None
+    target: TargetName | None = None
     records: ObjectName | None = None
     stuck_after: Seconds | None = None
     idle_timeout: Seconds | None = None

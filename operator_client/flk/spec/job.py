@@ -18,7 +18,7 @@ from flk.spec.fields import DEFAULT_TARGET, Elastic
 from flk.spec.table import JobOptions
 from flk.spec.validation import usage_error
 from flk_runtime.contract import VERSION, user_env
-from flk_runtime.contract.options import DILOCO, parse_preflight
+from flk_runtime.contract.options import AUTO, DILOCO, parse_preflight
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
@@ -167,8 +167,8 @@ class Job(JobOptions):
 
     @property
     def target_or_default(self) -> str:
-        """The kind of object that the job becomes in the cluster: ``auto``, or the name of a target."""
-        return self.target or DEFAULT_TARGET
+        """The name of the target, without a cluster that decides: that of PyTorchJobs."""
+        return self.target if self.target not in (None, AUTO) else DEFAULT_TARGET
 
     def named(self) -> Job:
         """Return this job, with a generated name if it has none."""

@@ -17,7 +17,6 @@ from typing import Final
 
 from flk import labels
 from flk_runtime.contract import user_env
-from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.quantities import plural
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
@@ -48,7 +47,6 @@ OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
 # The text that each target puts between the name of a job and the index of a pod.
 _POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
-AUTO_TARGET_NAMES: Final = "jobset"  # the target with the longest names
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STRENGTHS: Final = ("required", "preferred")
 
@@ -60,8 +58,7 @@ def pod_name(target: str, job: str, index: int | str) -> str:
 
 def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
     """Return the longest name that is derived from a job's name: the name of its last pod, and of its Service."""
-    wanted = AUTO_TARGET_NAMES if target == AUTO else target
-    return pod_name(wanted, job, replicas - 1) + _SUFFIXES.get(wanted, "")
+    return pod_name(target, job, replicas - 1) + _SUFFIXES.get(target, "")
 
 
 def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:

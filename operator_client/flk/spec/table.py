@@ -326,11 +326,12 @@ class JobOptions(StrictModel):
         Option(
             "KIND",
             example=DEFAULT_TARGET,
+            empty=DEFAULT_TARGET,
         ),
     ] = Field(
         default=None,
-        description="what the job becomes: pytorchjob, trainjob, jobset, job, or auto for what the cluster serves; "
-        f"left out: {DEFAULT_TARGET}",
+        description="what the job becomes: pytorchjob, trainjob, jobset, job, or auto: the first that the cluster "
+        "serves; left out: the site's, else auto",
     )
     gang: Annotated[
         GangName | None,

@@ -70,6 +70,11 @@ class Target(ABC):
         """The ``apiVersion`` of its objects."""
         return f"{self.group}/{self.version}"
 
+    @property
+    def framework(self) -> str:
+        """The name of its kind in Kueue's configuration (``integrations.frameworks``)."""
+        return f"{self.group}/{self.kind.lower()}"
+
     # Rendering
 
     @abstractmethod

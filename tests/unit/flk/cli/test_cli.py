@@ -383,7 +383,7 @@ def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path
     assert shell("$FLK logs gpt --no-follow >&-", tmp_path)[0] == 0
     assert shell("$FLK status gpt <&- >&- 2>&-", tmp_path) == (0, "")
     code, stderr = shell("$FLK submit train.py --name new >&-", tmp_path)
-    assert (code, stderr.startswith("flk: created job new in namespace team")) == (0, True)
+    assert (code, stderr.startswith("flk: created PyTorchJob new in namespace team")) == (0, True)
 
 
 def test_a_job_that_was_created_is_told_of_although_its_name_cannot_be_written(
@@ -391,7 +391,7 @@ def test_a_job_that_was_created_is_told_of_although_its_name_cannot_be_written(
 ) -> None:
     code, stderr = shell("$FLK submit train.py --name new >/dev/full", tmp_path)
     assert code == 1
-    assert stderr.startswith("flk: created job new in namespace team")
+    assert stderr.startswith("flk: created PyTorchJob new in namespace team")
     assert stderr.endswith(FULL)
 
 

@@ -555,9 +555,15 @@ def test_doctor_in_a_namespace_that_is_being_deleted(fake: Any, run: Run) -> Non
     assert not fake.objects.get(MAPS)
 
 
-def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
+def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run, tmp_path: Path) -> None:
+    """A job that leaves its target to the cluster becomes a Job there; a PyTorchJob needs the operator."""
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
     del fake.objects[JOBS]
+    fake.objects["/apis/batch/v1/jobs"] = {}
+    _, stdout, _ = run("doctor")
+    assert ["ok", "jobs"] in [line.split()[:2] for line in stdout.splitlines()]
+    (tmp_path / "train.py").touch()
+    (tmp_path / "flk.yaml").write_text("{command: train.py, target: pytorchjob}")
     code, stdout, _ = run("doctor")
     assert code == 104
     assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
@@ -573,8 +579,12 @@ def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, t
 
 
 @pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
-@pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
-def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset"), (None, "jobset")]
+)
+def test_doctor_checks_the_target_of_the_job_file(
+    fake: Any, run: Run, tmp_path: Path, target: str | None, used: str
+) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
     del fake.objects[JOBS]
     fake.objects |= {f"/apis/{each}": {} for each in ("batch/v1/jobs", "jobset.x-k8s.io/v1alpha2/jobsets")}

@@ -12,7 +12,7 @@ import pytest
 
 from flk.errors import MissingApiError
 from flk.health import find
-from flk.jobs.submission import chosen
+from flk.jobs.choice import with_gang
 from flk.manifest import make_bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import POD_GROUPS
@@ -108,9 +108,9 @@ def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
     monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)  # what is served changes at once
     served(fake, "scheduling.k8s.io/v2")
     with pytest.raises(MissingApiError, match=r"serves podgroups.scheduling.k8s.io in version v2 only, .* v1beta1"):
-        chosen(client, job(gang="auto"))
+        with_gang(client, job(gang="auto"))
     served(fake, "scheduling.volcano.sh/v1beta1")
-    assert chosen(client, job(gang="auto")).gang == "volcano"
+    assert with_gang(client, job(gang="auto")).gang == "volcano"
 
 
 @pytest.mark.parametrize("gang", GANGS)
@@ -126,4 +126,4 @@ def test_who_lacks_the_gangs_of_kubernetes_is_told_every_feature_gate() -> None:
 
 
 def test_without_a_gang_scheduler_auto_is_none(fake: FakeApiServer, client: JobClient) -> None:
-    assert chosen(client, job(gang="auto")).gang == "none"
+    assert with_gang(client, job(gang="auto")).gang == "none"

@@ -216,10 +216,10 @@ def test_what_a_trainjob_cannot_set_is_refused() -> None:
         manifests("trainjob", gang="native")
 
 
-def test_auto_needs_a_cluster() -> None:
-    for fields in ({"target": "auto"}, {"target": "job", "gang": "auto"}):
-        with pytest.raises(UsageError, match="asks the cluster"):
-            manifests(**fields)
+def test_without_a_cluster_auto_is_a_pytorchjob_and_a_gang_must_be_named() -> None:
+    assert manifests("auto")[0]["kind"] == "PyTorchJob"
+    with pytest.raises(UsageError, match="asks the cluster"):
+        manifests("job", gang="auto")
 
 
 @pytest.mark.parametrize("gang", ["native", "volcano", "coscheduling"])

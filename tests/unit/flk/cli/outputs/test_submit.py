@@ -117,7 +117,7 @@ def test_refused(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsse
 
 def test_cluster_without_pytorchjobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     del fake.objects[JOBS]
-    assert terminal("flk submit train.py --name gpt") == snapshot
+    assert terminal("flk submit train.py --name gpt --target pytorchjob") == snapshot
 
 
 def test_code_is_refused_and_the_job_deleted_again(

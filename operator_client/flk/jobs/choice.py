@@ -1,0 +1,101 @@
+"""Choose what a job leaves to the cluster: its target and its gang scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
+from flk.kube import RequestTarget, Resource
+from flk.observe.client import JobClient
+from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
+from flk.spec import file
+from flk.spec.job import Job
+from flk.targets import TARGETS
+from flk.targets.gang import GANGS, NONE
+from flk.targets.trainjob import RUNTIME
+from flk_runtime.contract.options import AUTO
+
+_KUEUE_CONFIG: Final = RequestTarget(CONFIG_MAPS, "kueue-system", "kueue-manager-config")
+_LAST: Final = "job"  # the target that every cluster serves
+
+T = TypeVar("T")
+
+
+def first_that_fits(client: JobClient, job: Job, made: Callable[[Job], T]) -> T:
+    """Return what ``made`` makes of the job with the first target and gang that can express it.
+
+    ``made`` raises UsageError where a target cannot express the job. Raises the error of the first target if none can.
+    """
+    refusals: list[UsageError] = []
+    for name in targets(client, job.target, job.queue):
+        try:
+            return made(with_gang(client, job.changed(target=name)))
+        except UsageError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def targets(client: JobClient, target: str | None, queue: str | None) -> Iterator[str]:
+    """Yield the target; where it is left to the cluster, each one that can be used, the best first.
+
+    A TrainJob needs flk's runtime. A job with a queue needs a kind that Kueue manages, as far as its configuration may
+    be read. The last resort is a Job of Kubernetes.
+    """
+    if target not in (None, AUTO):
+        yield target
+        return
+    managed = _managed(client) if queue else []
+    usable = [name for name, target in TARGETS.items() if not managed or target.framework in managed]
+    for name in usable:
+        if name == _LAST or (_serves(client, RESOURCES[name]) and (name != "trainjob" or _has_runtime(client))):
+            yield name
+    if _LAST not in usable:
+        yield _LAST
+
+
+def with_gang(client: JobClient, job: Job) -> Job:
+    """Return the job with the first gang scheduler that the cluster has in place of ``auto``; a TrainJob gets none.
+
+    Raises MissingApiError if the cluster has one, in a version that flk does not know: without it, jobs may deadlock.
+    """
+    if job.gang != AUTO:
+        return job
+    if job.target == "trainjob":  # which cannot name a scheduler
+        return job.changed(gang=NONE)
+    unknown = None
+    for name, gang in GANGS.items():
+        try:
+            client.api.served(POD_GROUPS[gang.group])
+            return job.changed(gang=name)
+        except MissingApiError as error:
+            unknown = error if error.served else unknown
+    if unknown:
+        raise unknown
+    return job.changed(gang=NONE)
+
+
+def _serves(client: JobClient, resource: Resource) -> bool:
+    try:
+        client.api.served(resource)
+    except MissingApiError:
+        return False
+    return True
+
+
+def _has_runtime(client: JobClient) -> bool:
+    with contextlib.suppress(ForbiddenError):
+        return client.find_at(RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
+    return False
+
+
+def _managed(client: JobClient) -> list[Any]:
+    """Return the frameworks that Kueue's configuration lists; none where it is not there or may not be read."""
+    with contextlib.suppress(ApiError, UsageError):
+        data = (client.find_at(_KUEUE_CONFIG) or {}).get("data") or {}
+        config = file.mapping(data.get("controller_manager_config.yaml", ""), "Kueue's configuration")
+        integrations = config.get("integrations")
+        listed = integrations.get("frameworks") if isinstance(integrations, dict) else None
+        return listed if isinstance(listed, list) else []
+    return []
