@@ -260,6 +260,7 @@ def start(command: list[str], folder: Path, **variables: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.soak
 def test_torchrun_restarts(tmp_path: Path) -> None:
     ended = start(
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "train.py"],
@@ -271,9 +272,6 @@ def test_torchrun_restarts(tmp_path: Path) -> None:
 
 def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     (tmp_path / "check").write_text("print('a script of this name')")
-    ended = start(["-m", "flk_runtime", "check"], tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("ranks     1 on 1 node, launcher: alone\n")
     ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_SEED="x")
     assert (ended.returncode, ended.stdout) == (2, "fault     FLK_SEED=x: expected an integer\n")
     ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_PROCESSES="2")
