@@ -47,20 +47,6 @@ def test_srun(launch: Any, loss: float, slurm: Any) -> None:
     expect(launch(command, env=slurm.env).found(), "slurm", 1, 2, loss)
 
 
-@pytest.mark.soak
-def test_sbatch(launch: Any, loss: float, slurm: Any) -> None:
-    body = f"{slurm.srun} --overcommit {launch.python} {launch.script}"
-    expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "slurm", 1, 2, loss)
-
-
-def batch(launch: Any, slurm: Any, body: str) -> list[str]:
-    """A command that submits ``body`` as a job of two tasks, waits for its end, and prints what the job has printed."""
-    (launch.folder / "job.sh").write_text(f"#!/bin/sh\n{body}\necho $? > code.part; mv code.part code\n")
-    submit = f"{slurm.sbatch} --ntasks 2 --overcommit --output job.out job.sh"
-    # sbatch --wait would look every ten seconds only.
-    return ["sh", "-c", f"{submit} && until [ -e code ]; do sleep 0.1; done; cat job.out; exit $(cat code)"]
-
-
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
     command = [*openmpi, "-np", "2", launch.python, launch.script, "parallelize"]
