@@ -1,4 +1,4 @@
-"""Elastic jobs and spares on a cluster without a volume for checkpoints: pods are deleted, return and are removed."""
+"""An elastic job on a cluster without a volume for checkpoints: pods are deleted, return and are removed."""
 
 from __future__ import annotations
 
@@ -112,15 +112,3 @@ def test_an_elastic_job_changes_its_size_by_deletion_and_by_scale(
     assert {each["outcome"] for each in attempts[:-1]} == {"resized"}
     assert (status["restarts"], status["disruptions"]) == (0, 0)
     assert [each["restored_from"] for each in attempts] == ["start"] + ["memory"] * (len(attempts) - 1)
-
-
-@pytest.mark.soak
-def test_a_spare_takes_the_place_of_a_pod_that_is_deleted(submit: Callable[..., Training], tmp_path: Path) -> None:
-    job = submit("covered", "--replicas", "2", "--spares", "1")
-    job.train("two pods train", 2, 1)
-    job.kubectl("delete", "pod", "covered-worker-1", "--grace-period=0", "--force")
-    job.train("two pods train again", 2, 2)
-    job.hurry()
-    attempts = job.end(tmp_path, batch=4)["attempts"]
-    assert [each["pods"] for each in attempts] == [2, 2]
-    assert [each["restored_from"] for each in attempts] == ["start", "memory"]

@@ -77,11 +77,11 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
         return [line for line in lines if line.startswith("[rank 0] result")]
 
     # The ranks of one pod share the imports, which take most of the processor time.
-    calm = ["--name", "calm", "--replicas", "1", "--processes", "3", "--env", "FAULTS=0"]
+    calm = ["--name", "calm", "--replicas", "1", "--processes", "2", "--env", "FAULTS=0"]
     plain = flk("submit", "train.py", *calm, *common, "--follow", cwd=folder)
     assert plain.code == 0, plain.stderr
 
-    rough = ["--name", "rough", "--replicas", "3", "--env", "FAULTS=3", "--restarts", "1"]
+    rough = ["--name", "rough", "--replicas", "2", "--env", "FAULTS=3", "--restarts", "1"]
     disturbed = flk("submit", "train.py", *rough, *common, cwd=folder)
     assert disturbed.code == 0, disturbed.stderr
 
@@ -98,7 +98,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     eventually("the first attempt gets to step 10", lambda: training(1) and step(10))
     kubectl("exec", "rough-worker-1", "--", "sh", "-c", "kill -9 $(cat /flk/work/pid-1)")
     eventually("the second attempt gets to step 20", lambda: training(2) and step(20))
-    kubectl("delete", "pod", "rough-worker-2")
+    kubectl("delete", "pod", "rough-worker-1")
     eventually("the third attempt gets to step 30", lambda: training(3) and step(30))
     kubectl("delete", "pod", "rough-worker-0")
 
@@ -108,19 +108,15 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     followed, notes = follower.communicate(timeout=60)
     assert follower.returncode == 0, notes
     assert [line for line in followed.splitlines() if line.startswith("[rank 0] result")] == result("rough")
-    for pod in ("rough-worker-2", "rough-worker-0"):
+    for pod in ("rough-worker-1", "rough-worker-0"):
         assert f"{pod} was recreated" in notes
-    own = [line for line in followed.splitlines() if line.startswith("[rank 1] ")]
-    now = flk("logs", "rough", "--no-follow", "--rank", "1").stdout.splitlines()
-    there = [line for line in now if line.startswith("[rank 1] ")]  # without the marks of attempts
-    assert own == there  # its pod was never replaced: nothing lost, nothing twice
     state = status(flk, "rough")
     assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (1, 2, 100)
     attempts = state["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["failed", "preempted", "preempted", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
     assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
-    assert re.search(r"rough-worker-2 on \S+ received SIGTERM", causes[1])
+    assert re.search(r"rough-worker-1 on \S+ received SIGTERM", causes[1])
     assert re.search(r"rough-worker-0 on \S+ received SIGTERM", causes[2])
     assert [attempt["restored_from"] for attempt in attempts[1:]] == ["memory"] * 3, attempts
     assert all(attempt["steps_lost"] <= 5 for attempt in attempts[1:] if attempt["steps_lost"] is not None), attempts

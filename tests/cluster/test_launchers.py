@@ -33,7 +33,7 @@ RESTRICTED = {
 }
 # How the container starts, the processes that the job says it has, the launcher that a rank then sees.
 WAYS: dict[str, tuple[list[str], int, str]] = {
-    "torchrun": (["torchrun", "/code/train.py"], 2, "torchrun"),
+    "torchrun": (["torchrun", "/code/train.py"], 1, "torchrun"),
     "python": (["python3", "/code/train.py"], 1, "trainer"),
 }
 

@@ -97,14 +97,6 @@ def test_jobs_share_their_code_and_the_last_takes_it_along(
     eventually("the code is gone", lambda: archives(kubectl) == {})
 
 
-def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
-    tried = flk("submit", "train.py", "--name", "dry", "--image", image, "--dry-run", "-o", "json", cwd=folder)
-    assert tried.code == 0, tried.stderr
-    kinds = [item["kind"] for item in json.loads(tried.stdout)["items"]]
-    assert kinds == ["PyTorchJob", "ConfigMap", "ConfigMap"]
-    assert kubectl("get", "pytorchjobs", "-o", "name") == ""
-
-
 @pytest.mark.promise("Causes: Ctrl-C leaves the job")
 def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     flk: Any, namespace: str, image: str, folder: Path, eventually: Any

@@ -51,6 +51,7 @@ def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
     assert done.stdout.count(f"trains with {strategy}") == 4
 
 
+@pytest.mark.soak
 def test_a_script_that_cannot_be_planned_trains_with_full_shard(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(1, 2, SCRIPT, **{user_env.STRATEGY: "auto"})
     job.start("train.py", "no-plan")

@@ -121,7 +121,10 @@ def reach_sinks(run: Pods, folder: Path, step: int, mlflow: str = "") -> None:
             return False
         evaluation = ("val", now // 10 * 10)
         address = mlflow or (folder / "mlruns").as_uri()
-        curves = [*mlflow_points(address).values(), *wandb_points(folder / "wb").values()]
+        try:
+            curves = [*mlflow_points(address).values(), *wandb_points(folder / "wb").values()]
+        except AttributeError:  # MLflow reads a file that rank 0 just writes
+            return False
         # Reading takes a second or more where the machine is busy: an evaluation of just now may be lost.
         still = step_of(folder) // 10 == now // 10
         return still and len(curves) == 2 and all(evaluation in curve for curve in curves)

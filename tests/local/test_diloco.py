@@ -16,7 +16,6 @@ from flk_diloco.server import Hub
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import RendezvousError
 from tests.support.certificates import make_certificate
-from tests.support.collection import often
 from tests.support.commands import Flk
 from tests.support.pods import Pods
 from tests.support.ports import held_ports
@@ -128,26 +127,14 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
         assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    often(
-        (0,),
-        [
-            (True, False, "'3.weight' is not trained any more, and the workers of strategy diloco"),
-            (False, True, "'3.weight' was frozen or absent in parallelize, so the workers of strategy diloco"),
-        ],
-    ),
-)
-def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(
-    ranks: Ranks, before: bool, after: bool, expected: str
-) -> None:
+def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(ranks: Ranks) -> None:
     """Under an inner strategy that lets parameters be unfrozen."""
     settings = {"SETTINGS": json.dumps({"optimizer": "SGD", "ranks": 1, "steps": 3})}
-    script = TRAIN.replace("    model, opt", f"    model[3].weight.requires_grad_({before})\n    model, opt", 1)
-    script = script.replace("run.step()", f"run.step()\n        model[3].weight.requires_grad_({after})")
+    script = TRAIN.replace("run.step()", "run.step()\n        model[3].weight.requires_grad_(False)")
     options = {user_env.STRATEGY: "diloco", pod_env.DILOCO_OPTIONS: "every=2,inner=full_shard"}
     (ended,) = ranks(script, 1, {**settings, **options}, failing=True)
-    assert f"SetupError: {expected}" in ended.output, ended.output
+    expected = "SetupError: '3.weight' is not trained any more, and the workers of strategy diloco"
+    assert expected in ended.output, ended.output
 
 
 def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
@@ -163,32 +150,22 @@ def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
     certificate, tls = authority(tmp_path / "hub")
     workers = Workers(ranks, tls, **{pod_env.SERVICE_CA: str(certificate)})
     try:
-        found = workers(3, 1, "every=5,dtype=fp16", steps=10)
+        found = workers(2, 1, "every=5,dtype=fp16", steps=10)
         assert len({str(each["digest"]) for each in found}) == 1
         assert workers.hub.wire_bytes > 0
     finally:
         workers.hub.close()
 
 
-@pytest.mark.parametrize(
-    ("trusts", "problem"),
-    often(
-        (0,),
-        [
-            ("another authority", "certificate verify failed"),
-            ("nobody", "does not speak the protocol|closed the connection|reset by peer|was silent"),
-        ],
-    ),
-)
-def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, trusts: str, problem: str) -> None:
+def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path) -> None:
     _, tls = authority(tmp_path / "hub")
     other, _ = authority(tmp_path / "other")
     hub = Hub("127.0.0.1", 0, "secret", tls=tls, log=print)
     hub.start()
-    member = Membership(0, 2, f"127.0.0.1:{hub.port}", "secret", ca=str(other) if "other" in trusts else "")
+    member = Membership(0, 2, f"127.0.0.1:{hub.port}", "secret", ca=str(other))
     exchange = HubExchange(member, {}, 0, "", patience=1.5, log=print, lease=2)
     try:
-        with pytest.raises(RendezvousError, match=problem):
+        with pytest.raises(RendezvousError, match="certificate verify failed"):
             exchange.get(3)
         assert hub.wire_bytes == 0
     finally:
@@ -197,9 +174,8 @@ def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, t
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
-@pytest.mark.parametrize("options", ["inner=full_shard,every=5,dtype=int8", "inner=shard_grad_op,every=5,dtype=fp16"])
-def test_workers_of_two_ranks_agree(workers: Workers, options: str) -> None:
-    found = workers(2, 2, options, steps=10)
+def test_workers_of_two_ranks_agree(workers: Workers) -> None:
+    found = workers(2, 2, "inner=full_shard,every=5,dtype=int8", steps=10)
     assert len({str(each["digest"]) for each in found}) == 1
     assert len(found) == 4
     assert workers.hub.wire_bytes > 0
@@ -246,16 +222,12 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
-@pytest.mark.parametrize("step", [15, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> None:
-    """Worker 1 is killed within a round or, in the soak, at its end.
-
-    It has no checkpoint, so it gets everything from a peer.
-    """
+def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk) -> None:
+    """Worker 1 is killed within a round. It has no checkpoint, so it gets everything from a peer."""
     loop = """
     target = 100_000
     while run.steps < target:
-        if run.worker == 1 and run.steps == STEP and run.attempt == 0:
+        if run.worker == 1 and run.steps == 15 and run.attempt == 0:
             os.kill(os.getpid(), 9)
         if run.worker == 1 and run.attempt == 1 and not os.path.exists("target"):
             with open("unfinished", "w") as file:
@@ -263,7 +235,7 @@ def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> No
             os.rename("unfinished", "target")
         if os.path.exists("target"):  # the others are at most one round further
             target = int(open("target").read())
-""".replace("STEP", str(step))
+"""
     script = TRAIN.replace('    while run.steps < settings["steps"]:\n', loop)
     assert script != TRAIN
     (flk.folder / "train.py").write_text(script)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.ranks import Ranks
 
-OFTEN = ("nanogpt", "lightning")
+OFTEN = ("nanogpt",)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLK = ("-m", "flk", "run")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.commands import RUN_CLI, Flk
 
 pytestmark = pytest.mark.xdist_group("fresh ranks")  # both tests look at one run
-RANKS, ATTEMPTS = 3, 2
+RANKS, ATTEMPTS = 2, 2
 
 # Each rank writes what it sees. In the first attempt one rank kills itself when all have written.
 OBSERVE = """

@@ -85,20 +85,13 @@ def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, conf
     assert found == [expected, expected]
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--tpu", "--tpu cannot be used under flk, which starts the ranks itself: leave it out"),
-        ("--config_fil=a", "accelerate launch refuses these arguments: unrecognized arguments: --config_fil=a"),
-    ],
-)
-def test_options_of_another_launcher_and_unknown_ones_are_refused(tmp_path: Path, option: str, message: str) -> None:
+def test_options_of_another_launcher_are_refused(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    command = ["-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", option, "show.py"]
+    command = ["-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", "--tpu", "show.py"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == ExitCode.USAGE
-    assert message in done.stderr
+    assert "--tpu cannot be used under flk, which starts the ranks itself: leave it out" in done.stderr
     assert "usage:" not in done.stderr
     assert "SHOWN" not in done.stdout

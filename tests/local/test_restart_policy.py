@@ -42,47 +42,6 @@ def run(job: Pods) -> JobRecord:
     return records[0]
 
 
-# fault of rank 1, the job's code, attempts, restarts and disruptions used, and the end of the verdict
-ONCE_AND_AGAIN = {
-    "exception": ("raise ValueError(f'sample {attempt} of {os.getpid()}')", 100, 2, 1, 0, "twice at step 7"),
-    "exit code": ("os._exit(17)", 100, 2, 1, 0, "twice at step 7"),
-    "segmentation fault": ("os.kill(os.getpid(), signal.SIGSEGV)", 100, 2, 1, 0, "twice at step 7"),
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 100, 3, 2, 0, "all 2 restarts are used"),
-    "terminated": ("sys.exit(143)", 100, 3, 2, 0, "all 2 restarts are used"),
-    "no space": ("open('/dev/full', 'w').write('x' * 100000)", 104, 3, 0, 2, "all 2 disruptions are used"),
-    "I/O error": ("open('/proc/self/mem', 'rb').read(1)", 104, 3, 0, 2, "all 2 disruptions are used"),
-    "stale handle": ("raise OSError(errno.ESTALE, 'Stale file handle')", 104, 3, 0, 2, "all 2 disruptions are used"),
-    "lost connection": (
-        "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')",
-        104, 3, 0, 2, "all 2 disruptions are used",
-    ),
-    "address in use": (
-        "a = socket.socket(); a.bind(('127.0.0.1', 0)); a.listen(); socket.socket().bind(a.getsockname())",
-        100, 3, 2, 0, "all 2 restarts are used",
-    ),
-    "no rendezvous": (
-        "import flk_runtime; raise flk_runtime.RendezvousError('rank 3 of 4 did not join')",
-        104, 3, 2, 0, "all 2 restarts are used",
-    ),
-    "wrong option": ("import flk_runtime; flk_runtime.init(strategy='magic')", 2, 1, 0, 0, "in the same way"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", often((0, 3, 5, 11), ONCE_AND_AGAIN))
-def test_what_follows_a_failure_that_happens_again(forked_pods: Callable[..., Pods], name: str) -> None:
-    fault, code, attempts, restarts, disruptions, verdict = ONCE_AND_AGAIN[name]
-    job = forked_pods(
-        2, 1, script=STEPS.format(fault=fault, step=7), FLK_RESTARTS="2", FLK_DISRUPTIONS="2", FLK_BACKOFF="0.1"
-    )
-    record = run(job)
-    assert record.failure is not None
-    assert (record.failure.rank, record.code) == (1, code), record.failure
-    assert len(record.attempts) == attempts
-    assert (record.restarts, record.disruptions) == (restarts, disruptions)
-    assert verdict in record.no_retry_reason
-    assert f"; {record.no_retry_reason}\n" in job.log(0)
-
-
 @pytest.mark.promise("Recovery: Failures use a budget, and the same one twice without progress is final")
 def test_the_second_restart_in_a_row_waits_and_the_third_longer(forked_pods: Callable[..., Pods]) -> None:
     fault = "os.kill(os.getpid(), signal.SIGKILL)"

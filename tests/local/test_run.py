@@ -74,14 +74,14 @@ def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command
     flk.write("""
         import os, torch.distributed as dist
         dist.init_process_group("gloo")
-        if os.environ["RANK"] == "2":
+        if os.environ["RANK"] == "1":
             raise KeyError("no such feature")
         dist.barrier()
     """)
-    code, _, stderr = flk("run", "train.py", "--replicas", "2", "--processes", "2", "--restarts", "0", "--name", "gpt")
+    code, _, stderr = flk("run", "train.py", "--replicas", "2", "--restarts", "0", "--name", "gpt")
     assert code == ExitCode.TRAINING
     last = stderr.splitlines()[-1]
-    raised = "rank 2 in gpt-worker-1 raised KeyError: 'no such feature'"
+    raised = "rank 1 in gpt-worker-1 raised KeyError: 'no such feature'"
     assert re.fullmatch(rf"error: job gpt failed after \d+s: {raised}; not retried: .*", last)
 
 

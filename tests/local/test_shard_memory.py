@@ -60,6 +60,8 @@ with group():
     for name in {SHARDING}:
         with init(name) as run:
             for kind, precision in (("fp32", None), ("bf16", flk.Precision())):
+                if kind == "bf16" and name not in ("no_shard", "full_shard"):
+                    continue
                 model, optimizer = run.parallelize(*build(), precision=precision, **hybrid(name))
                 for _ in range(2):  # in these 8 steps the ranks also compare what they use
                     train(run, model, optimizer, steps=4)
@@ -103,7 +105,7 @@ def rank_bytes(rank: int, n: int) -> dict[str, int]:
 @pytest.mark.xdist_group("what sharding costs")  # both tests look at one run
 def test_bytes_per_rank(measured: list[dict[str, Any]]) -> None:
     keys = [key for key in measured[0] if key.endswith("sizes")]
-    assert len(keys) == 10
+    assert len(keys) == 7
     for key in keys:
         n = shard_size(key.split()[0])
         found = [rank[key] for rank in measured]
@@ -115,7 +117,7 @@ def test_bytes_per_rank(measured: list[dict[str, Any]]) -> None:
 @pytest.mark.xdist_group("what sharding costs")
 def test_collectives_per_step(measured: list[dict[str, Any]]) -> None:
     keys = [key for key in measured[0] if not key.endswith("sizes")]
-    assert len(keys) == 20
+    assert len(keys) == 14
     units = len(UNITS)
     expected = {}
     for key in keys:

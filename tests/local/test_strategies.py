@@ -144,7 +144,7 @@ def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks) -> None:
         THREE_BLOCKS
         + f"""
 with group():
-    for name in {SHARDING} if "RANK" in os.environ else ("ddp",):
+    for name in {SHARDING[::2]} if "RANK" in os.environ else ("ddp",):
         for variant, (model, training) in {VARIANTS}.items():
             with init(name) as run:
                 pair = run.parallelize(*build(**model), **(hybrid(name) if run.world_size > 1 else {{}}))
@@ -153,7 +153,7 @@ with group():
     )
     expected = {key.split()[0]: losses for key, losses in told(ranks(script, 1)[0]).items()}
     found = told(ranks(script, 4)[0])
-    assert len(found) == 10
+    assert len(found) == 6
     assert wrong(found, {key: expected[key.split()[0]] for key in found}, 1e-6) == {}
     assert all(norm > 0.3 for losses in expected.values() for norm in losses[::2])  # so clipping had an effect
 
@@ -263,7 +263,7 @@ with group():
     assert (found, sharded[1], count) == (of_hybrid, "embedding", 14 + 6)
 """
     )
-    ranks(script, 4)
+    ranks(script, 2)
 
 
 def test_an_embedding_and_a_head_as_large_as_a_block_are_sharded_apart(ranks: Ranks) -> None:

@@ -96,7 +96,7 @@ def go(name, steps, compiled):
         return train(run, model, optimizer, steps=steps, first=run.steps)
 
 with group():
-    for name in ("ddp", "full_shard") if "RANK" in os.environ else ("none",):
+    for name in ("full_shard",) if "RANK" in os.environ else ("none",):
         tell(name, go(name, 1, "model") + go(name, 2, "no") + go(name, 3, "blocks") + go(name, 4, "model"))
     if "RANK" not in os.environ:
         with init("none") as run:
@@ -110,5 +110,4 @@ with group():
     expected = alone["plain"]
     assert len(expected) == 4
     assert alone["none"] == expected
-    for name in ("ddp", "full_shard"):
-        assert found[name] == pytest.approx(expected, abs=1e-6), name
+    assert found == {"full_shard": pytest.approx(expected, abs=1e-6)}

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Tests that need Debian's packages, a package of PyPI, and a cluster.
 NEEDY = [
-    "tests/launchers/test_launchers.py::test_mpiexec_of_mpich_that_names_no_master",
-    "tests/launchers/test_launchers.py::test_check",
+    "tests/launchers/test_launchers.py::test_mpiexec_of_mpich",
+    "tests/launchers/test_launchers.py::test_srun",
     "tests/launchers/test_launchers.py::test_horovodrun",
     "tests/cluster/test_k8s.py",
 ]

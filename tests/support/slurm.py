@@ -21,14 +21,13 @@ from tests.support.requirements import unavailable
 
 @dataclass(frozen=True)
 class Slurm:
-    """The programs of a Slurm of one node, and the variable that names its configuration to them."""
+    """The program that starts ranks in a Slurm of one node, and the variable that names its configuration to them."""
 
     srun: str
-    sbatch: str
     env: dict[str, str]
 
 
-SLURM = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "munged")
+SLURM = ("slurmctld", "slurmd", "srun", "sinfo", "scontrol", "munged")
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def running_slurm() -> Iterator[Slurm]:
             return state.stdout.strip() == "idle"
 
         wait_for("an idle node", ready, folder)
-        yield Slurm(programs["srun"], programs["sbatch"], {"SLURM_CONF": env["SLURM_CONF"]})
+        yield Slurm(programs["srun"], {"SLURM_CONF": env["SLURM_CONF"]})
 
 
 def configure_slurm(folder: Path, node: str, release: str, controller_port: int, node_port: int) -> Path:
