@@ -1,4 +1,7 @@
-"""Gang scheduling of Kubernetes 1.36, an alpha feature: the test makes a kind cluster for it, and deletes it."""
+"""Gang scheduling: two jobs deadlock without it, and do not with that of Kubernetes 1.36.
+
+The latter is an alpha feature: these tests make a kind cluster for it, and delete it.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ kubeadmConfigPatches:
 nodes: [{role: control-plane}]
 """
 SEATS = 10
+BLOCKED = 2
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,22 @@ class Hall:
         submitted = self.flk("submit", "--file", f"{name}.yaml", "--name", name)
         assert submitted.code == 0, submitted.stderr
 
+    def block(self) -> None:
+        """Start a pod that has two of the seats."""
+        rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container = {
+            "name": "main",
+            "image": self.image,
+            "command": ["sh", "-c", "sleep 1000 & wait"],
+            "resources": {"limits": {self.resource: str(BLOCKED)}},
+            "securityContext": rights,
+        }
+        user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+        spec = {"containers": [container], "securityContext": user, "terminationGracePeriodSeconds": 0}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "blocker"}, "spec": spec}
+        self.kubectl("create", "-f", "-", stdin=pod)
+        self.kubectl("wait", "pod/blocker", "--for=condition=PodScheduled", "--timeout=60s")
+
     def placed(self, name: str) -> int:
         """How many pods of a job have a node."""
         pods = self.kubectl.json("get", "pods", "-l", f"flk.dev/job={name}")["items"]
@@ -104,6 +124,9 @@ class Hall:
 
     def why(self, name: str) -> str:
         return str(self.flk("why", name).stdout)
+
+    def completed(self, name: str) -> bool:
+        return "Complete" in self.kubectl("get", "job", name, "-o", "jsonpath={.status.conditions[*].type}")
 
 
 @contextmanager
@@ -127,3 +150,23 @@ def test_a_gang_that_does_not_fit_takes_no_node(cluster_of_one: tuple[Flk, Kubec
         assert seats.why("large").startswith("WaitingForGang: the scheduler starts 4 pods together or none")
         assert seats.placed("large") == 0
         assert seats.flk("delete", "large").code == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200, func_only=True)
+def test_two_gangs_at_once_do_not_deadlock(cluster_of_one: tuple[Flk, Kubectl], eventually: Any) -> None:
+    """Two that come together, and the two that deadlock without a gang."""
+    with hall(*cluster_of_one, IMAGE) as seats:
+        for name in ("one", "two"):
+            seats.submit(name, 3, 3, "auto", 5)
+        for name in ("one", "two"):
+            eventually(f"{name} ends", lambda name=name: seats.completed(name))
+        seats.block()
+        seats.submit("first", 2, 5, "native", 5)
+        seats.submit("second", 2, 3, "native", 5)
+        eventually("the second ends", lambda: seats.completed("second"))
+        assert seats.placed("first") == 0
+        seats.kubectl("delete", "pod", "blocker")
+        eventually("the first ends", lambda: seats.completed("first"))
+        for name in ("one", "two", "first", "second"):
+            assert seats.flk("delete", name).code == 0
