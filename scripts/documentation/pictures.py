@@ -94,7 +94,7 @@ def main() -> None:
 def take_report(chromium: str, page: Path) -> None:
     """Take the picture of a report."""
     with browser.Browser(chromium) as window:
-        window.open(page.as_uri(), browser.DESKTOP)
+        window.open(page.as_uri())
         window.wait_for("[...document.querySelectorAll('.plot')].every(each => each.querySelector('svg'))")
         height = window.value("document.getElementById('time').getBoundingClientRect().top - 40")
         save("flk-report.webp", webp(window.picture(int(height))))
