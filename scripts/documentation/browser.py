@@ -1,4 +1,4 @@
-"""Browser: a headless Chromium, which opens pages as a reader with a desktop or a phone sees them."""
+"""Browser: a headless Chromium, which opens pages as a reader with a desktop sees them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from typing import Any, Final
 import websocket
 
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
-DESKTOP: Final = (1280, 900)
-PHONE: Final = (390, 844)
+DESKTOP: Final = (1280, 900)  # pixels
 _START: Final = 60.0  # seconds
 _ANSWER: Final = 60.0
 
@@ -56,13 +55,11 @@ class Browser:
         self._socket.close()
         self._end()
 
-    def open(self, url: str, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> None:
-        """Open a page in a window of this size in pixels, and wait until it is loaded."""
-        phone = size[0] < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=phone
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    def open(self, url: str) -> None:
+        """Open a page in the light colours, in a window as on a desktop, and wait until it is loaded."""
+        width, height = DESKTOP
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")

@@ -92,17 +92,12 @@ def main() -> None:
 
 
 def take_report(chromium: str, page: Path) -> None:
-    """Take the pictures of a report."""
+    """Take the picture of a report."""
     with browser.Browser(chromium) as window:
-        for name, size, dark in (
-            ("flk-report.webp", browser.DESKTOP, False),
-            ("flk-report-dark.webp", browser.DESKTOP, True),
-            ("flk-report-phone.webp", browser.PHONE, False),
-        ):
-            window.open(page.as_uri(), size, dark=dark)
-            window.wait_for("[...document.querySelectorAll('.plot')].every(each => each.querySelector('svg'))")
-            height = window.value("document.getElementById('time').getBoundingClientRect().top - 40")
-            save(name, webp(window.picture(int(height))))
+        window.open(page.as_uri())
+        window.wait_for("[...document.querySelectorAll('.plot')].every(each => each.querySelector('svg'))")
+        height = window.value("document.getElementById('time').getBoundingClientRect().top - 40")
+        save("flk-report.webp", webp(window.picture(int(height))))
 
 
 def until(what: str, is_true: Callable[[], bool], seconds: float = 420.0) -> None:
