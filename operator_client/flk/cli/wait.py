@@ -93,10 +93,8 @@ class _Waiting:
             chosen.jobs,
             timeout=self.limit,
             goal=self.goal,
-            fail_fast=self.fail_fast,
             report=self._report,
             watch=self.progress.show,
-            note=self._told,
         )
         with closing(ended):
             for refs, waited in ended:

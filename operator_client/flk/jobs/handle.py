@@ -56,18 +56,15 @@ class JobHandle:
         """Return why the job does not run, or why it ended. Raises JobNotFoundError if there is no such job."""
         return look(self._own, self.name).report
 
-    def wait(self, timeout: float | None = None, *, check: bool = True, fail_fast: bool = True) -> State:
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> State:
         """Return the job's state once it has succeeded. In a notebook, a line shows how far it is.
 
-        Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError
-        (with ``fail_fast``) once it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds.
-        Without ``check``, the state is returned in all cases but the last.
+        Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError once
+        it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds. Without ``check``, the state is returned in all cases but the last.
         """
         line = _CellLine()
         try:
-            waited = wait.wait_for(
-                self._own, self.name, uid=self.uid, timeout=timeout, fail_fast=fail_fast, watch=line.show
-            )
+            waited = wait.wait_for(self._own, self.name, uid=self.uid, timeout=timeout, watch=line.show)
         finally:
             line.end()
         if check or waited.outcome == wait.Outcome.TIMEOUT:

@@ -27,9 +27,10 @@ from flk.observe.redaction import kept_diff, secrets_of
 from flk.observe.resources import POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.observe.view import JobView
 from flk.spec import defaults
+from flk.spec.fields import NO_GANG
 from flk.spec.job import Job
 from flk.targets import target_of
-from flk.targets.gang import GANGS, NONE
+from flk.targets.gang import GANGS
 from flk.targets.trainjob import RUNTIME
 from flk_runtime.contract.options import AUTO
 
@@ -146,7 +147,7 @@ def _gang(client: JobClient, job: Job) -> str:
     Raises MissingApiError if the cluster has one, in a version that flk does not know: without it, jobs may deadlock.
     """
     if job.target == "trainjob":
-        return NONE
+        return NO_GANG
     unknown = None
     for name, gang in GANGS.items():
         try:
@@ -156,7 +157,7 @@ def _gang(client: JobClient, job: Job) -> str:
             unknown = error if error.served else unknown
     if unknown:
         raise unknown
-    return NONE
+    return NO_GANG
 
 
 def _serves(client: JobClient, resource: Resource) -> bool:

@@ -27,12 +27,11 @@ class Selection:
     older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
     user: str = ""  # the user of the cluster who submitted it; empty: any
     owner: str = ""  # and, since several people may be one user of a cluster, from where: ``user@host``
-    others: bool = False  # also jobs that flk did not make
 
     def chosen(self, client: JobClient, note: Callable[[str], None]) -> list[JobRef]:
         """Return the chosen jobs, the oldest first. ``note`` is called if jobs of the user are from elsewhere."""
-        selector = ",".join(filter(None, ("" if self.others else labels.JOB, self.selector)))
-        listed = list_observed(client, selector=selector or None)
+        selector = ",".join(filter(None, (labels.JOB, self.selector)))
+        listed = list_observed(client, selector=selector)
         kinds = {target.kind: target for target in TARGETS.values()}
         chosen = [each.state for each in listed if self._chooses(each, client.now())]
         elsewhere = [state for state in chosen if self.owner not in ("", state.owner)]

@@ -100,7 +100,7 @@ ENDS = {
 def test_state_and_cause_of_a_job_that_was_deleted_agree_whichever_command_saw_it(
     fake: FakeApiServer, kubeconfig: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, which: str, first: str
 ) -> None:
-    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
+    monkeypatch.setattr("flk.jobs.wait.FAILURE_DELAY", 0.0)
     phase, cause, code = ENDS[which]
     jobs.add(fake, which)
     words = {"wait": ["--timeout", "0"], "logs": ["--no-follow"]}
@@ -151,7 +151,7 @@ def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
     which: str,
     gone: str,
 ) -> None:
-    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
+    monkeypatch.setattr("flk.jobs.wait.FAILURE_DELAY", 0.0)
     jobs.add(fake, which)
     assert main(["wait", "gpt"]) > 0
     fake.objects[EVENTS].clear()
