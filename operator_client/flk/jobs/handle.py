@@ -59,8 +59,9 @@ class JobHandle:
     def wait(self, timeout: float | None = None, *, check: bool = True) -> State:
         """Return the job's state once it has succeeded. In a notebook, a line shows how far it is.
 
-        Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError once
-        it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds. Without ``check``, the state is returned in all cases but the last.
+        Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError
+        once it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds. Without ``check``,
+        the state is returned in all cases but the last.
         """
         line = _CellLine()
         try:
@@ -157,12 +158,9 @@ class JobHandle:
             self._own, self.name, wait=True, timeout=timeout, report=lambda text: None, lose_progress=lose_progress
         )
 
-    def resume(self, *, avoid: Sequence[str] = ()) -> None:
-        """Let a suspended job start again, at its last checkpoint, on other nodes than ``avoid``.
-
-        Raises UsageError as `suspend` does, and for ``avoid`` unless the job is a PyTorchJob.
-        """
-        lifecycle.resume(self._own, self.name, avoid=avoid)
+    def resume(self) -> None:
+        """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
+        lifecycle.resume(self._own, self.name)
 
     def restart(
         self, timeout: float | None = None, *, avoid: Sequence[str] = (), lose_progress: bool = False
@@ -172,14 +170,11 @@ class JobHandle:
         A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
         checkpoints in memory and WaitTimeoutError as `suspend` does.
         """
-        from flk.jobs.lifecycle.secret import objects_with_uid
-
         uid = lifecycle.restart(
             self._own,
             self.name,
             timeout=timeout,
             report=lambda text: None,
-            objects_with_uid=objects_with_uid,
             avoid=avoid,
             lose_progress=lose_progress,
         )

@@ -22,9 +22,9 @@ from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pool import THREADS, ReadPool
-from flk.observe.reader import Reader, view_of
+from flk.observe.reader import Reader
 from flk.observe.resources import SELF_REVIEWS
-from flk.observe.source import KEPT, ListSource
+from flk.observe.source import ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
@@ -142,7 +142,6 @@ def is_of(user: str, job: Object | None) -> bool:
     return job is not None and user != "" and labels.annotations_of(job).get(labels.USER) == user
 
 
-FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
 _Result = TypeVar("_Result")
 
 
@@ -169,27 +168,11 @@ def look_at_all(
 ) -> Iterator[tuple[JobRef, Answer | FlkError]]:
     """Yield the jobs in their order, each with the answer about it, as `look` returns it, or the error.
 
-    Many jobs are read from the lists of the namespace. ``note`` is called in threads.
+    ``note`` is called in threads.
     """
-    from flk.jobs.answer import answered, look  # which `flk list` does not need
-
-    shared = ListSource(client, kept=KEPT)
-    listed = _observed(client, jobs) if len(jobs) > FEW else {}
+    from flk.jobs.answer import look  # which `flk list` does not need
 
     def look_at(job: JobRef) -> Answer:
-        own = client.for_job(job)
-        if job not in listed:
-            return look(own, job.name, lambda text: note(job, text))
-        return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))
+        return look(client.for_job(job), job.name, lambda text: note(job, text))
 
     yield from in_parallel(jobs, look_at, ReadPool())
-
-
-def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
-    """Return the jobs that exist, each with its pods."""
-    named: dict[str, list[Object]] = defaultdict(list)
-    for each in client.list_jobs():
-        named[each["metadata"]["name"]].append(each)
-    meant = {job: next((each for each in named[job.name] if job.means(each)), None) for job in jobs}
-    found = {job: each for job, each in meant.items() if each is not None}
-    return dict(zip(found, with_pods(client, [*found.values()]), strict=True))

@@ -12,9 +12,7 @@ from flk.errors import FlkError, JobNotFoundError, UnreachableError
 from flk.jobs.state import AttemptState, Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
-from flk.observe.model import PodPhase
 from flk.observe.observation import event_time
-from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
@@ -22,9 +20,6 @@ EVERY_LOG: Final = 15.0  # where no launcher answers, so that the end of a log i
 SHARE: Final = 5  # and at least so many times the duration of the last one
 _EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
 _EVENTS: Final = 50  # that are kept
-_PODS: Final = 8  # whose events are read
-_TOGETHER: Final = 10.0  # seconds in which equal events of pods share a line
-_CALM: Final = (PodPhase.RUNNING, PodPhase.SUCCEEDED)
 Read = Callable[[JobClient, str], "tuple[Telemetry, str]"]
 
 
@@ -123,24 +118,12 @@ class LiveJob:
             self._closed.wait(_EVENTS_EVERY)
 
     def _read_events(self) -> None:
-        """Add the new events of the job and of its pods. Pods with the same event share a line."""
-        found: dict[tuple[str, str, float], list[tuple[float, str]]] = {}
-        # Those of a large job that do not run say more than the others.
-        pods = sorted(self.state.pods, key=lambda pod: (pod.phase in _CALM, pod.index))[:_PODS]
-        for kind, name in [(self.state.kind, self._name), *(("Pod", pod.name) for pod in pods)]:
-            for event in self._client.list_events(kind, name):
-                uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
-                if uid not in self._known and event_time(event) >= self.state.created:
-                    self._known.add(uid)
-                    who = name if kind == "Pod" else ""
-                    text = f"{event.get('reason', '')}: {event.get('message', '')}"
-                    at = event_time(event)
-                    found.setdefault((kind, text, at // _TOGETHER), []).append((at, who))
-        for (_, text, _), told in found.items():
-            at, first = max(told)
-            others = len({who for _, who in told}) - 1
-            who = f"{first} and {plural(others, 'more pod')}" if others else first
-            self._add(at, f"{who}: {text}" if who else text)
+        """Add the new events of the job. What happens to its pods, the states tell."""
+        for event in self._client.list_events(self.state.kind, self._name):
+            uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
+            if uid not in self._known and event_time(event) >= self.state.created:
+                self._known.add(uid)
+                self._add(event_time(event), f"{event.get('reason', '')}: {event.get('message', '')}")
 
     def _add(self, at: float, text: str) -> None:
         self.events = sorted([*self.events, (at, " ".join(text.split()))])[-_EVENTS:]

@@ -99,7 +99,6 @@ class Target(ABC):
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
     keeps_ended: ClassVar[bool] = True  # whether pods that have ended stay when the job is suspended
-    placeable: ClassVar[bool] = False  # whether pods that are made later follow changes of the object's pod template
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 
     @property

@@ -53,7 +53,6 @@ class PyTorchJob(Target):
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
     scalable = True
     keeps_ended = False
-    placeable = True
 
     def render(self, parts: Parts) -> list[Object]:
         """Return the PyTorchJob."""

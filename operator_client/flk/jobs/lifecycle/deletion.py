@@ -9,7 +9,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.jobs.lifecycle.suspension import watch_pods_end
 from flk.jobs.listing import ListedJob, in_parallel, is_of, list_observed
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient, JobRef

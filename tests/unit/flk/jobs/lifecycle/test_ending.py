@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.jobs.lifecycle import ending
+from flk.jobs.lifecycle import suspension as ending
 from flk.observe.client import JobClient, JobRef
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder

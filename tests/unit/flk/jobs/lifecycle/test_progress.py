@@ -10,7 +10,7 @@ import pytest
 
 import flk
 from flk.errors import UsageError
-from flk.jobs.lifecycle.ending import loses_checkpoints, lost_with_pods
+from flk.jobs.lifecycle.suspension import loses_checkpoints, lost_with_pods
 from flk.manifest import make_bundle, render
 from flk.spec.job import validated
 from flk.targets import TARGETS
