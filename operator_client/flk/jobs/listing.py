@@ -22,9 +22,9 @@ from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pool import THREADS, ReadPool
-from flk.observe.reader import Reader
+from flk.observe.reader import Reader, view_of
 from flk.observe.resources import SELF_REVIEWS
-from flk.observe.source import ListSource
+from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
@@ -142,6 +142,7 @@ def is_of(user: str, job: Object | None) -> bool:
     return job is not None and user != "" and labels.annotations_of(job).get(labels.USER) == user
 
 
+FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
 _Result = TypeVar("_Result")
 
 
@@ -168,11 +169,26 @@ def look_at_all(
 ) -> Iterator[tuple[JobRef, Answer | FlkError]]:
     """Yield the jobs in their order, each with the answer about it, as `look` returns it, or the error.
 
-    ``note`` is called in threads.
+    Many jobs are read from the lists of the namespace. ``note`` is called in threads.
     """
-    from flk.jobs.answer import look  # which `flk list` does not need
+    from flk.jobs.answer import answered, look  # which `flk list` does not need
+
+    shared = ListSource(client, kept=KEPT)
+    listed = _observed(client, jobs) if len(jobs) > FEW else {}
 
     def look_at(job: JobRef) -> Answer:
-        return look(client.for_job(job), job.name, lambda text: note(job, text))
+        own = client.for_job(job)
+        if job not in listed:
+            return look(own, job.name, lambda text: note(job, text))
+        return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))
 
     yield from in_parallel(jobs, look_at, ReadPool())
+
+
+def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
+    """Return the jobs that exist, each with its pods."""
+    every = client.list_jobs()
+    meant = {
+        job: listed for job in jobs for listed in every if listed["metadata"]["name"] == job.name and job.means(listed)
+    }
+    return dict(zip(meant, with_pods(client, [*meant.values()]), strict=True))

@@ -218,10 +218,11 @@ def _states(
         for seen in follower.updates(until):
             yield from _errors(follower)
             # The requests end in time: the client has the deadline.
-            views = {job: pool.submit(followed[job].reader.view, observed) for job, observed in seen.items()}
-            for job, view in views.items():
+            views = {job: pool.submit(followed[job].reader.view, seen[job]) for job in seen if several}
+            for job, observed in seen.items():
                 try:
-                    found: _Seen | FlkError = followed[job].take(view.result())
+                    view = views[job].result() if several else followed[job].reader.view(observed)
+                    found: _Seen | FlkError = followed[job].take(view)
                 except UnreadableError as error:  # it ends the watch of no other job
                     follower.drop(job)
                     found = error

@@ -108,7 +108,7 @@ def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[L
     """
     target = next((target for target in TARGETS.values() if target.kind == last.state.kind), DEFAULT)
     name = last.state.name
-    if not options.of_ranks:
+    if options.previous or options.container not in ("", target.container):
         option, command = "--previous" if options.previous else "--container", client.commands.flk("logs", name)
         problem = f"{option}: job {name} is gone, and flk has kept lines of its ranks only"
         raise UsageError(problem, hint=f"{command} shows them")

@@ -47,12 +47,11 @@ def test_a_command_in_one_text_is_refused(fake: FakeApiServer) -> None:
     assert refused.value.hint == "words of a shell need one: ['sh', '-c', 'COMMAND']"
 
 
-@pytest.mark.parametrize("timeout", [0, 0.01])
-def test_the_time_for_a_stuck_job_that_is_waited_for_on_is_over(fake: FakeApiServer, timeout: float) -> None:
+def test_a_stuck_job_is_not_waited_for_without_time(fake: FakeApiServer) -> None:
     jobs.add(fake, "image missing")
     for check in (True, False):
         with pytest.raises(flk.WaitTimeoutError, match="job gpt is stuck"):
-            flk.get("gpt").wait(timeout, fail_fast=False, check=check)
+            flk.get("gpt").wait(0, check=check)
 
 
 def test_a_wait_for_a_job_that_was_deleted(fake: FakeApiServer) -> None:

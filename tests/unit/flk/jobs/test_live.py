@@ -93,25 +93,6 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(
     assert job.state.name == "gpt"
 
 
-def test_events_of_pods_are_shown_and_equal_ones_share_a_line(
-    live: Callable[..., LiveJob], fake: FakeApiServer
-) -> None:
-    job = live()
-    builder = JobBuilder(20)
-    for index in range(20):
-        builder.pod(index, "Pending" if index in (15, 17) else "Running")
-        builder.event("Pulling", "Pulling image", "Pod", f"gpt-worker-{index}", "2026-01-01T00:00:06Z")
-    builder.event("FailedScheduling", "no nodes", "Pod", "gpt-worker-17", "2026-01-01T00:00:07Z")
-    builder.add_to(fake)
-    job.state = builder.state()
-    job._read_events()
-    job._read_events()
-    assert [text for _, text in job.events] == [
-        "gpt-worker-5 and 7 more pods: Pulling: Pulling image",
-        "gpt-worker-17: FailedScheduling: no nodes",
-    ]
-
-
 class OneRound:
     """An event that is set after one wait, whose seconds it notes."""
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from flk.errors import ApiError, ConflictError, MissingApiError
-from flk.jobs.lifecycle.creation import create_job, dry_run
-from flk.jobs.submission import objects_with_uid
+from flk.jobs.lifecycle.creation import create_job, dry_run, objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
@@ -39,6 +38,17 @@ def manifests(submission: str = "mine") -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture
+def with_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job has a Secret with its UID."""
+
+    def secret(job: dict[str, Any]) -> list[dict[str, Any]]:
+        data = {"uid": job["metadata"]["uid"]}
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
+
+    monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", secret)
+
+
 def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
     job = create_job(client, manifests())
     assert fake.asked("POST")[CHECKS:] == [JOBS, MAPS, MAPS]
@@ -52,6 +62,7 @@ def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
         }
 
 
+@pytest.mark.usefixtures("with_secret")
 def test_job_is_suspended_until_all_of_its_objects_exist(fake: Any, client: JobClient) -> None:
     seen: list[tuple[str, bool]] = []
 
@@ -61,23 +72,11 @@ def test_job_is_suspended_until_all_of_its_objects_exist(fake: Any, client: JobC
         seen.append((created["metadata"]["name"], job["spec"]["runPolicy"]["suspend"]))
 
     fake.created = note
-    job = create_job(client, manifests(), secret_with_uid)
+    job = create_job(client, manifests())
     assert seen == [("gpt", True), ("gpt-code-0", True), ("gpt-code-1", True), ("gpt-rendezvous", True)]
     assert not job["spec"]["runPolicy"]["suspend"]
     assert INCOMPLETE not in job["metadata"]["annotations"]
     assert fake.requests[-1].method == "PATCH"
-
-
-def secret_with_uid(job: dict[str, Any]) -> list[dict[str, Any]]:
-    data = {"uid": job["metadata"]["uid"]}
-    return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
-
-
-def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClient) -> None:
-    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
-    secret = fake.objects[SECRETS]["gpt-rendezvous"]
-    assert secret["stringData"] == {"uid": uid}
-    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [uid]
 
 
 def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
@@ -86,7 +85,7 @@ def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=2), objects_with_uid)
+    created = create_job(client, rendered(replicas=2))
     data = fake.objects[SECRETS]["gpt-rendezvous-89abcdef"]["stringData"]
     assert data["uid"] == created["metadata"]["uid"]
     assert len(data["secret"]) >= 43  # 32 random bytes
@@ -98,13 +97,13 @@ def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, cl
 
 
 def test_the_pods_of_a_job_are_told_when_it_was_started(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=1), objects_with_uid)
+    created = create_job(client, rendered(replicas=1))
     template = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     assert abs(float(template["metadata"]["annotations"][STARTED]) - time.time()) < 100
 
 
 def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=1), objects_with_uid)
+    created = create_job(client, rendered(replicas=1))
     assert not fake.objects.get(SECRETS)
     (variables,) = environments(created["spec"])
     references = [each["valueFrom"].get("secretKeyRef") for each in variables if "valueFrom" in each]
@@ -112,12 +111,13 @@ def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
     assert [reference["optional"] for reference in references if reference] == [True, True]
 
 
+@pytest.mark.usefixtures("with_secret")
 def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(fake: Any, kubeconfig: Any) -> None:
     old = {"name": "gpt-rendezvous", "ownerReferences": [{"uid": "the job before"}]}
     fake.add("secrets", {"metadata": old})
     fake.refused[f"{SECRETS}/gpt-rendezvous"] = (403, "")
     client = JobClient(ApiClient(connect(), sleep=lambda seconds: fake.objects[SECRETS].pop("gpt-rendezvous", None)))
-    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
+    uid = create_job(client, manifests())["metadata"]["uid"]
     assert fake.objects[SECRETS]["gpt-rendezvous"]["stringData"] == {"uid": uid}
 
 
@@ -156,6 +156,7 @@ def test_jobs_with_the_same_code_share_it(fake: Any, client: JobClient) -> None:
 
 @pytest.mark.promise("Clusters: Jobs share their code, and the last one takes it along")
 @pytest.mark.parametrize("when", ["before it is an owner", "before it is released"])
+@pytest.mark.usefixtures("with_secret")
 def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any, client: JobClient, when: str) -> None:
     create_job(client, sharing("one"))
     suspended = []
@@ -171,7 +172,7 @@ def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any,
             suspended.append(fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"])
 
     fake.heard = collect
-    create_job(client, sharing("two"), secret_with_uid)
+    create_job(client, sharing("two"))
     assert suspended == [True]
     assert owners(fake, "flk-code-0") == ["two"]
     assert owners(fake, "flk-runtime-0") == ["one", "two"]
