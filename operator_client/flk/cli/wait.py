@@ -32,8 +32,8 @@ def wait(
         typer.Option(
             "--for",
             metavar="STATE",
-            help="Wait until the job is in this state (Running, Succeeded, …), is deleted (delete), or has this "
-            "condition (condition=TYPE). Default: until it ends.",
+            help="Wait until the job is in this state (Running, Succeeded, …) or is deleted (delete). "
+            "Default: until it ends.",
         ),
     ] = None,
     timeout: Timeout = None,

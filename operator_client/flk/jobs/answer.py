@@ -52,6 +52,7 @@ MAX_FILES: Final = 500  # answers that are kept
 MAX_AGE: Final = 60 * 86_400  # seconds since a file was written
 MAX_READ: Final = 64 << 20  # bytes of one file after decompression: a larger one is not flk's
 MAX_LINES: Final = 20_000  # lines of all pods together
+EARLIER_PODS: Final = 50  # that others have replaced, of which lines are kept
 LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod
 LINE_LIMIT: Final = 1000  # characters of a line
 TAILS: Final = 32  # pods whose logs are read at the end of a wait: failed pods before successful ones
@@ -166,12 +167,13 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         for pod, found in read.items()
     }
     earlier = before.lines if before else {}
+    every = [(pod, found) for pod, found in earlier.items() if pod not in texts] + [*texts.items()]
     kept = _Kept(
         answer.time,
         masked(_without_records(answer.state), secrets),
         masked(answer.report, secrets),
         [pod.name for pod in view.pods],
-        _newest({pod: found for pod, found in earlier.items() if pod not in texts} | texts),
+        dict(every[-(len(view.pods) + EARLIER_PODS) :]),
         diff or (before.diff if before else ""),
     )
     content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
@@ -186,18 +188,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
 def is_kept(line: str) -> bool:
     """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
     return not is_record(line) or parse_attempt(line) is not None
-
-
-def _newest(lines: dict[str, list[list[str]]]) -> dict[str, list[list[str]]]:
-    """Return the lines of the newest pods, which are the last ones, as many as MAX_LINES lets in."""
-    kept: dict[str, list[list[str]]] = {}
-    left = MAX_LINES
-    for pod in reversed(lines):
-        left -= len(lines[pod])
-        if left < 0:
-            break
-        kept[pod] = lines[pod]
-    return dict(reversed(kept.items()))
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import html
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -145,18 +144,16 @@ class State:
         """Return how a notebook shows the state."""
         first = max(self.progress, key=lambda progress: progress.step, default=None)
         step = "" if first is None else f"{first.step:,}" + (f" of {first.total:,}" if first.total else "")
-        return pairs_table(
-            [
-                ("job", f"{self.name} in namespace {self.namespace}"),
-                ("phase", self.phase.value),
-                ("reason", f"{self.reason}: {self.message}" if self.reason and self.message else self.message),
-                ("pods", f"{self.ready} of {self.replicas} ready"),
-                ("attempt", str(self.attempt) if self.attempts else ""),
-                ("step", step),
-                ("loss", "" if first is None or first.loss is None else f"{first.loss:.4g}"),
-                ("created", _time(self.created)),
-                ("ended", _time(self.ended)),
-            ]
+        return _table(
+            ["job", f"{self.name} in namespace {self.namespace}"],
+            ["phase", self.phase.value],
+            ["reason", f"{self.reason}: {self.message}" if self.reason and self.message else self.message],
+            ["pods", f"{self.ready} of {self.replicas} ready"],
+            ["attempt", str(self.attempt)],
+            ["step", step],
+            ["loss", "" if first is None or first.loss is None else f"{first.loss:.4g}"],
+            ["created", _time(self.created)],
+            ["ended", _time(self.ended)],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,39 +175,25 @@ class JobList(list[State]):
     """A list of states, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        names = ("namespace", "name", "phase", "pods", "created", "owner", "reason")
+        names = ["namespace", "name", "phase", "pods", "created", "owner", "reason"]
         rows = [
-            (s.namespace, s.name, s.phase.value, f"{s.ready}/{s.replicas}", _time(s.created), s.owner, s.reason)
+            [s.namespace, s.name, s.phase.value, f"{s.ready}/{s.replicas}", _time(s.created), s.owner, s.reason]
             for s in self
         ]
-        return rows_table(names, rows)
+        return _table(names, *rows)
 
 
 def _time(seconds: float | None) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC" if seconds else ""
 
 
-def pairs_table(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a table with a name and a text in each row; rows without a text are left out."""
-    return _table([_head([name]) + _cells([text]) for name, text in rows if text])
-
-
-def rows_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with the names of its columns in the first row."""
-    return _table([_head(names), *map(_cells, rows)])
-
-
-def _table(rows: Sequence[str]) -> str:
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-
-def _head(names: Sequence[str]) -> str:
-    return "".join(f"<th>{html.escape(name)}</th>" for name in names)
-
-
-def _cells(texts: Sequence[str]) -> str:
-    texts = [html.escape(printable(" ".join(text.split()))) for text in texts]
-    return "".join(f'<td style="text-align: left">{text}</td>' for text in texts)
+def _table(*rows: list[str]) -> str:
+    """Return a table for a notebook. The texts may be anybody's."""
+    lines = []
+    for row in rows:
+        cells = [html.escape(printable(" ".join(text.split()))) for text in row]
+        lines.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def derive(view: JobView) -> State:

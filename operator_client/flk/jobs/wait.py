@@ -32,7 +32,6 @@ from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
-from flk.targets import target_of
 from flk.units import short_duration
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
@@ -70,15 +69,13 @@ def wait_for(
     uid: str | None = None,
     timeout: float | None = None,
     goal: Goal | None = None,
-    watch: Tell = lambda state: None,
 ) -> Waited:
     """Wait for one job as `wait_for_all` does for several.
 
     Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
     """
     job = client.ref(name)
-    jobs = [replace(job, uid=uid or job.uid)]
-    with closing(wait_for_all(client, jobs, timeout=timeout, goal=goal, watch=watch)) as ended:
+    with closing(wait_for_all(client, [replace(job, uid=uid or job.uid)], timeout=timeout, goal=goal)) as ended:
         _, waited = next(ended)
     if isinstance(waited, FlkError):
         raise waited
@@ -275,27 +272,21 @@ _DELETION: Final = ("delete", "deleted")
 
 @dataclass(frozen=True)
 class Goal:
-    """A phase, or (``condition``) a condition of the job's object with its status."""
+    """The phase that a job shall reach."""
 
     text: str  # as the user has written it
-    phase: Phase | None = None
-    condition: str = ""
-    status: str = "True"
+    phase: Phase
 
     @classmethod
     def parse(cls, text: str) -> Goal:
-        """Return the goal in ``Running``, ``delete`` or ``condition=Succeeded``. Raises ValueError for others."""
-        kind, equals, rest = text.partition("=")
-        if equals and kind == "condition" and rest:
-            condition, _, status = rest.partition("=")
-            return cls(text, None, condition.lower(), status or "True")
+        """Return the goal in ``Running`` or ``delete``. Raises ValueError for others."""
         if text.lower() in _DELETION:
             return cls(text, Phase.DELETED)
         for phase in Phase:
             if text.lower() == phase.value.lower():
                 return cls(text, phase)
         phases = ", ".join(phase.value for phase in Phase)
-        raise ValueError(f"must be {phases}, delete, or condition=TYPE (is {text!r})")
+        raise ValueError(f"must be {phases} or delete (is {text!r})")
 
     @property
     def is_deletion(self) -> bool:
@@ -306,17 +297,9 @@ class Goal:
         """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
         if self.is_deletion:
             return job is None
-        if self.phase is not None:
-            # A short job may end before flk sees it run.
-            ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
-            return state.phase == self.phase or ran
-        if job is None:
-            return False
-        names = target_of(job).condition_names()  # in PyTorchJobs, which may be given for every kind
-        return any(
-            self.condition in (c["type"].lower(), names.get(c["type"], "").lower()) and c.get("status") == self.status
-            for c in (job.get("status") or {}).get("conditions") or []
-        )
+        # A short job may end before flk sees it run.
+        ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
+        return state.phase == self.phase or ran
 
 
 def describe(state: State) -> str:

@@ -29,14 +29,14 @@ class Selection:
     owner: str = ""  # and, since several people may be one user of a cluster, from where: ``user@host``
 
     def chosen(self, client: JobClient, note: Callable[[str], None]) -> list[JobRef]:
-        """Return the chosen jobs, the oldest first. ``note`` is called if jobs of the user are from elsewhere."""
+        """Return the chosen jobs, the oldest first. ``note`` says how many of the user's are from elsewhere."""
         selector = ",".join(filter(None, (labels.JOB, self.selector)))
         listed = list_observed(client, selector=selector)
         kinds = {target.kind: target for target in TARGETS.values()}
         chosen = [each.state for each in listed if self._chooses(each, client.now())]
         elsewhere = [state for state in chosen if self.owner not in ("", state.owner)]
         if elsewhere:
-            names = ", ".join(f"{state.name} ({state.owner or 'from an unknown machine'})" for state in elsewhere)
+            names = ", ".join(state.name for state in elsewhere)
             note(f"left alone, since another person may be {self.user} there: {names}; delete them by their names")
         return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen if state not in elsewhere]
 
