@@ -22,7 +22,6 @@ from flk.observe.client import JobClient
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.log_format import RECORD_MARKER, TELEMETRY_MARKER
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
@@ -263,14 +262,6 @@ def test_lines_of_earlier_pods_stay_while_there_is_room(
     before = path.read_bytes()
     say(client, view, 7.0)
     assert path.read_bytes() == before
-
-
-def test_records_for_programs_take_no_place_of_lines(client: JobClient) -> None:
-    marks = [f"[pod 0] {mark}" for mark in (f"{TELEMETRY_MARKER}x", f"{RECORD_MARKER}{{}}")]
-    say(client, jobs.running().view(), lines={"gpt-worker-0": [("", text) for text in ("real", *marks * 100)]})
-    last = last_answer(client, "gpt")
-    assert last
-    assert last.lines["gpt-worker-0"] == [["", "real"]]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -169,7 +169,9 @@ def test_tables(fake: FakeApiServer) -> None:
     evil.add_to(fake)
     jobs.succeeded("bert").add_to(fake)
     shown = flk.get("gpt")._repr_html_()
-    assert shown.startswith('<table><tr><td style="text-align: left">job</td><td style="text-align: left">gpt in namespace team</td></tr>')
+    assert shown.startswith(
+        '<table><tr><td style="text-align: left">job</td><td style="text-align: left">gpt in namespace team</td></tr>'
+    )
     assert "<script" not in shown
     listed = flk.list()._repr_html_()
     assert listed.count("<tr>") == 3

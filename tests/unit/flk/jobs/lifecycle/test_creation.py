@@ -245,13 +245,6 @@ def test_job_in_a_queue_is_started_by_the_queue(fake: Any, client: JobClient, by
     assert INCOMPLETE not in fake.objects[JOBS]["gpt"]["metadata"]["annotations"]
 
 
-def test_job_that_shall_be_suspended_is_not_started(fake: Any, client: JobClient) -> None:
-    job, *others = manifests()
-    job["spec"]["runPolicy"]["suspend"] = True
-    create_job(client, [job, *others])
-    assert fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
-
-
 def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) -> None:
     """As when the job is deleted and created by somebody else before its last object exists."""
 
@@ -355,14 +348,6 @@ def test_a_job_that_has_the_name_is_left_alone(
     assert fake.asked("DELETE") == []
 
 
-def test_lost_answer_to_a_refusal_is_no_success(fake: Any, client: JobClient) -> None:
-    create_job(client, manifests("another"))
-    fake.faults.extend([None] * CHECKS)
-    fake.fail(0)
-    with pytest.raises(ConflictError):
-        create_job(client, manifests("mine"))
-
-
 def test_job_goes_when_its_code_cannot_be_created(fake: Any, client: JobClient) -> None:
     fake.faults.extend([None] * (CHECKS + 1))
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
@@ -377,24 +362,6 @@ def test_job_that_cannot_be_taken_back_is_named(fake: Any, client: JobClient) ->
     fake.fail(403, fake.status(403))
     with pytest.raises(ApiError, match=r"the job gpt still exists because it could not be deleted.*flk delete gpt"):
         create_job(client, manifests())
-
-
-def test_code_of_a_job_that_was_just_deleted_is_waited_for(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = {"name": "gpt-code-0", "ownerReferences": [{"uid": "the job before"}]}
-    fake.add("configmaps", {"metadata": old})
-    monkeypatch.setattr("flk.jobs.lifecycle.creation.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
-    create_job(client, manifests())
-    assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] != "the job before"
-
-
-def test_code_map_of_something_else_is_left_alone(fake: Any, client: JobClient) -> None:
-    fake.add("configmaps", {"metadata": {"name": "gpt-code-1"}})
-    with pytest.raises(ConflictError, match=r"there is a ConfigMap gpt-code-1.*which is not this job's"):
-        create_job(client, manifests())
-    assert "gpt-code-1" in fake.objects[MAPS]
-    assert fake.objects[JOBS] == {}
 
 
 def test_dry_run_creates_nothing_and_has_everything_checked(fake: Any, client: JobClient) -> None:
