@@ -12,7 +12,6 @@ from flk.errors import FlkError, JobNotFoundError, UnreachableError
 from flk.jobs.state import AttemptState, Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
-from flk.observe.observation import event_time
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
