@@ -76,21 +76,20 @@ def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, 
 
 
 def copies_in_both_directions(flk: Any, folder: Path) -> None:
-    """A folder with a link to the pod of rank 1 and back, a file that is not there, and one that may not be."""
+    """A folder to the pod of rank 1 and back, a file that is not there, and one that may not be."""
     run = folder / "run"
     (run / "step-1").mkdir(parents=True)
     (run / "step-1" / "shard.bin").write_bytes(os.urandom(5_000_000))
-    (run / "latest").symlink_to("step-1")
     sent = flk("cp", "run", "web:rank/1:/tmp", cwd=folder)
     assert (sent.code, sent.stderr) == (0, "flk: copied 1 file, 4.8 MiB: run to web-worker-1:/tmp/run\n")
     got = flk("cp", "web:/tmp/run/", "back", "--rank", "1", cwd=folder)
     assert got.code == 0, got.stderr
-    shard = (folder / "back" / "latest" / "shard.bin").read_bytes()
+    shard = (folder / "back" / "step-1" / "shard.bin").read_bytes()
     assert shard == (run / "step-1" / "shard.bin").read_bytes()
     assert flk("cp", "web:/tmp/run", "back", cwd=folder).stderr == (
         "error: web-worker-0:/tmp/run: there is no /tmp/run; nothing of it counts as copied\n"
     )
-    refused = flk("cp", "run/latest/shard.bin", "web:/etc/shard.bin", cwd=folder)
+    refused = flk("cp", "run/step-1/shard.bin", "web:/etc/shard.bin", cwd=folder)
     assert (refused.code, "ermission denied" in refused.stderr) == (1, True), refused.stderr
 
 

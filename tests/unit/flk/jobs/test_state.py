@@ -437,13 +437,6 @@ def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], No
     assert killed.state().reason != "OutOfMemory"
 
 
-def test_rank_that_a_user_killed_was_not_out_of_memory() -> None:
-    """The launcher has seen which of its processes got the signal."""
-    failure = replace(RAISED, kind=Kind.KILLED, signal=9, message="", type="")
-    ended = JobBuilder(memory="512Mi").all("ended", 100, record(failure).to_json()).condition("Failed")
-    assert ended.ended(1, 137).state().reason == "KilledBySignal"
-
-
 def test_program_that_is_not_flks() -> None:
     text = "Traceback (most recent call last):\n  File x\nKeyError: 'y'\n"
     state = JobBuilder().all("pod").ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()

@@ -179,14 +179,6 @@ def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any,
     assert not fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"]
 
 
-def test_an_archive_without_owners_stays_without(fake: Any, client: JobClient) -> None:
-    """Somebody has created it by hand, for jobs that flk does not know: it must not go with a job of flk's."""
-    for archive in sharing("one")[1:]:
-        fake.add("configmaps", archive)
-    create_job(client, sharing("two"))
-    assert all("ownerReferences" not in archive["metadata"] for archive in fake.objects[MAPS].values())
-
-
 def test_another_object_in_the_place_of_an_archive_is_not_used(fake: Any, client: JobClient) -> None:
     create_job(client, sharing("one", code="ZXZpbA=="))
     with pytest.raises(
@@ -309,12 +301,6 @@ def test_lost_answer(fake: Any, client: JobClient, request_number: int, status: 
     assert sorted(fake.objects[MAPS]) == ["gpt-code-0", "gpt-code-1"]
     assert len(fake.asked("POST")) == CHECKS + (3 if done or request_number == 3 else 4)
     assert not fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
-
-
-def test_busy_server_has_done_nothing(fake: Any, client: JobClient) -> None:
-    fake.fail(429)
-    create_job(client, manifests())
-    assert fake.asked("GET") == []
 
 
 def test_same_submission_again_is_the_same_job(fake: Any, client: JobClient) -> None:
