@@ -15,7 +15,7 @@ from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import Standstill
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
@@ -108,24 +108,6 @@ def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiSer
     assert "Standstill" in run("list")[1]
     logs = [path for path in fake.asked("GET") if path.endswith("/log")]
     assert len(logs) == 3
-
-
-def test_a_pod_that_somebody_killed_is_no_lack_of_memory_after_the_job_has_succeeded(
-    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = Failure(Kind.CONTAINER_KILLED, 1, None, "gpt-worker-1", time=NOW - 31)
-    job = JobBuilder(2, memory="512Mi").all("ended", 0, record(None, killed, None).to_json()).condition("Succeeded")
-    job.event("Killing", "Stopping container pytorch", "Pod", "gpt-worker-1", at="2026-01-01T00:00:28Z")
-    job.add_to(fake)
-    for event in fake.objects[EVENTS].values():
-        event["involvedObject"]["namespace"] = "team"
-    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW)
-    said = "gpt-worker-1 was killed (Killing: Stopping container pytorch)"
-    assert json.loads(run("status", "gpt", "-o", "json")[1])["attempts"][0]["cause"] == said
-    assert json.loads(run("list", "-o", "json")[1])["items"][0]["attempts"][0]["cause"] == said
-    fake.refused[EVENTS] = 403, "events is forbidden"
-    for command in ("status", "list"):
-        assert "ran out of memory" not in run(command, *(["gpt"] if command == "status" else []), "-o", "json")[1]
 
 
 @pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))

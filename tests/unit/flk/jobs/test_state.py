@@ -344,26 +344,6 @@ def test_container_whose_kill_an_event_explains_was_not_killed_by_the_memory_lim
     assert state.attempts[-1].cause == f"gpt-worker-2 was killed ({reason}: {message})"
 
 
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
-        (
-            {"conditions": [{"type": "DisruptionTarget", "reason": "DeletionByTaintManager", "message": "NoExecute"}]},
-            "DeletionByTaintManager: NoExecute",
-        ),
-    ],
-)
-def test_container_whose_pod_was_ended_from_outside_was_not_killed_by_the_memory_limit(
-    status: dict[str, Any], text: str
-) -> None:
-    killed = killed_container()
-    pod = JobBuilder(memory="512Mi").ended(2, 137, at=28).pods[2]
-    pod["status"] |= status
-    killed.replaced_pods["gpt-worker-2"] = pod
-    assert f"gpt-worker-2 was killed ({text})" in killed.state().message
-
-
 def test_replaced_pod_that_was_killed_by_the_memory_limit() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     lost.replaced_pods["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]

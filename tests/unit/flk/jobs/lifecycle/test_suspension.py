@@ -318,22 +318,3 @@ def test_an_interrupted_command_says_what_has_begun(
     monkeypatch.setattr(f"flk.jobs.lifecycle.{what}", interrupted)
     code, _, stderr = run(command, "gpt")
     assert (code, stderr) == (130, f"flk: interrupted: {said}\n")
-
-
-def test_an_interrupted_suspend_of_several_names_those_that_it_has_suspended(
-    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = JobBuilder(name="before")
-    before.job["spec"]["runPolicy"]["suspend"] = True
-    for builder in (JobBuilder(), before, JobBuilder(name="ended").condition("Failed"), JobBuilder(name="other")):
-        builder.add_to(fake)
-
-    def interrupted(*_: Any, **how: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flk.jobs.lifecycle.wait_for_all_pods_to_end", interrupted)
-    code, _, stderr = run("suspend", "other", "ended", "before", "gpt")
-    said = "flk list -n team shows what is suspended; flk resume other gpt -n team starts it again"
-    assert (code, stderr.splitlines()[-1]) == (130, f"flk: interrupted: {said}")
-    code, _, stderr = run("suspend", "before", "ended")
-    assert (code, "shows what is suspended" in stderr) == (130, False)
