@@ -29,10 +29,11 @@ from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
 from flk.health.ending import DELETION
 from flk.health.queue import SUSPENDED
-from flk.jobs.state import PodPhase, State, deleted, derive
+from flk.jobs.state import State, deleted, derive
 from flk.kube import Object
 from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
+from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.pods import container_status
 from flk.observe.pool import ReadPool

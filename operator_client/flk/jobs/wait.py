@@ -24,10 +24,11 @@ from flk.errors import (
     WaitTimeoutError,
 )
 from flk.jobs.answer import answer_of, keep, tails
-from flk.jobs.state import Phase, PodPhase, State, deleted, derive
+from flk.jobs.state import Phase, State, deleted, derive
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
+from flk.observe.model import PodPhase
 from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource

@@ -22,10 +22,11 @@ from flk.errors import WaitTimeoutError
 from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, answer_of, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import ROUND, PodLog, PodPoller, PodReader
-from flk.jobs.state import Phase, PodPhase, State, derive
+from flk.jobs.state import Phase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import follow_job
+from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.pods import CLOCK_SKEW, has_log
 from flk.observe.reader import Reader

@@ -252,12 +252,15 @@ def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) ->
     assert fake.objects[JOBS].get("gpt") is None or fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
 
 
-def test_interrupted_submission_deletes_what_it_has_created(fake: Any, client: JobClient) -> None:
+def test_interrupted_submission_deletes_what_it_has_created(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(job: dict[str, Any]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", interrupt)
     with pytest.raises(KeyboardInterrupt, match="the job gpt was deleted again"):
-        create_job(client, manifests(), interrupt)
+        create_job(client, manifests())
     assert fake.objects[JOBS] == {}
 
 
