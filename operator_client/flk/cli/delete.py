@@ -130,4 +130,4 @@ def _selection(
                 f"{option}: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
             )
         raise UsageError("nothing to delete was named", hint=hint)
-    return Selection(selector, finished, older_than, others=others) if chosen else None
+    return Selection(selector, finished, older_than) if chosen else None

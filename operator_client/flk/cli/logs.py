@@ -168,12 +168,12 @@ def _follow_to_end(
     timeout: float | None = None,
 ) -> int | None:
     from flk.jobs import logs as job_logs
-    from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
+    from flk.jobs.wait import raise_for_state, run_time_text, wait_for
 
     written.write_all(job_logs.follow(client, name, options, timeout=timeout), ended)
     if ended is not None and ended.is_set():
         return None
-    state = wait_until_finished(client, name, uid=uid)
+    state = wait_for(client, name, uid=uid).state
     raise_for_state(state, client)
     note(f"job {name} succeeded{run_time_text(state)}")
     return None

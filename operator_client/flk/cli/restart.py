@@ -28,12 +28,11 @@ def restart(
     restarted at a time. With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are
     finished.
 
-    Nodes on which pods of a job have failed repeatedly are avoided where others have room, and nodes of --avoid-node in
-    any case. Only a PyTorchJob can be changed so; others are deleted and created again.
+    With --avoid-node, a job is deleted and created again under its name, with pods that do not run on the node. flk
+    names the nodes on which pods of a job have failed repeatedly.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
-    from flk.jobs.lifecycle.secret import objects_with_uid
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
     may_lose = chosen.may_lose(lose_progress)
@@ -46,7 +45,6 @@ def restart(
             job.name,
             timeout=limit,
             report=tell,
-            objects_with_uid=objects_with_uid,
             avoid=avoid or [],
             lose_progress=may_lose,
         )

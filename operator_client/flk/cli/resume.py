@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import AvoidNode, Context, Namespace
+from flk.cli.options import Context, Namespace
 from flk.cli.several import Chosen, Jobs, Selector, Tell
 
 if TYPE_CHECKING:
@@ -16,21 +16,16 @@ def resume(
     context: Context = None,
     namespace: Namespace = None,
     selector: Selector = None,
-    avoid: AvoidNode = None,
 ) -> int:
     """Start suspended jobs again, each at its last checkpoint in a volume or in S3.
 
-    Their counts of restarts begin anew. Nodes on which pods of a job have failed repeatedly are avoided where others
-    have room. With --avoid-node, pods that are made from now on do not run on a node at all. No pod that runs is ended,
-    also not of a PyTorchJob that was not suspended. With -l, only jobs that flk has made are resumed.
+    Their counts of restarts begin anew. With -l, only jobs that flk has made are resumed.
     """
     from flk.jobs import lifecycle
 
     def act(client: JobClient, job: JobRef, tell: Tell) -> None:
-        resumed = lifecycle.resume(client, job.name, avoid=avoid or [], report=tell)
+        resumed = lifecycle.resume(client, job.name)
         state = "is resumed" if resumed else "was not suspended"
-        if avoid and not resumed:
-            state += "; its pods avoid the node when they are made anew"
         tell(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
 
     return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_parallel(act)

@@ -22,8 +22,8 @@ def stacks(
 ) -> None:
     """Show the stacks of all ranks of a running job: equal ones once, the odd ones first. The job runs on.
 
-    The first line says which rank the others wait for. Needs the rights to get and create pods/exec. In jobs without
-    flk's launcher it shows the stacks of all Python processes, if the image has py-spy.
+    The first line says which rank the others wait for. Needs the rights to get and create pods/exec, and a job
+    with flk's launcher.
     """
     from flk.jobs.telemetry import read_stacks
 

@@ -32,8 +32,8 @@ def wait(
         typer.Option(
             "--for",
             metavar="STATE",
-            help="Wait until the job is in this state (Running, Succeeded, …), is deleted (delete), or has this "
-            "condition (condition=TYPE). Default: until it ends.",
+            help="Wait until the job is in this state (Running, Succeeded, …) or is deleted (delete). "
+            "Default: until it ends.",
         ),
     ] = None,
     timeout: Timeout = None,
@@ -93,10 +93,8 @@ class _Waiting:
             chosen.jobs,
             timeout=self.limit,
             goal=self.goal,
-            fail_fast=self.fail_fast,
             report=self._report,
             watch=self.progress.show,
-            note=self._told,
         )
         with closing(ended):
             for refs, waited in ended:

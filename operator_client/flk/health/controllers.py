@@ -12,7 +12,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk.targets.controllers import CONTROLLERS, Controller, trouble
+from flk.targets.model import Controller, trouble
 from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
@@ -104,7 +104,7 @@ def _check_runtime(cluster: Cluster) -> Iterator[Result]:
 
 def _check_controllers(cluster: Cluster) -> Iterator[Result]:
     """Check that the controllers that create the pods run, and that their versions have the features that flk needs."""
-    for controller in CONTROLLERS[cluster.target.name]:
+    for controller in cluster.target.controllers:
         deployments = cluster.controllers[controller.check]
         if isinstance(deployments, Unreadable):
             found = f"whether {controller.name} runs is not known: {deployments.reason}"
@@ -182,7 +182,7 @@ def _operator_not_running(view: JobView) -> Found | None:
 
 def _away(view: JobView) -> Found | None:
     """Find a controller of the job whose Deployment could be read and has no ready pod."""
-    for controller in CONTROLLERS[view.target.name]:
+    for controller in view.target.controllers:
         deployments = view.seen.controllers.get(controller.check, ())
         troubles = [trouble(controller, deployment) for deployment in deployments]
         if not troubles or troubles[0] is None or None in troubles:

@@ -27,10 +27,14 @@ from typing import Any, Final
 
 from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
-from flk.jobs.state import PodPhase, State, derive
+from flk.health.ending import DELETION
+from flk.health.queue import SUSPENDED
+from flk.jobs.state import State, deleted, derive
 from flk.kube import Object
 from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
+from flk.observe.model import PodPhase
+from flk.observe.observation import Observation
 from flk.observe.pods import container_status
 from flk.observe.pool import ReadPool
 from flk.observe.progress import split_stamp
@@ -49,6 +53,7 @@ MAX_FILES: Final = 500  # answers that are kept
 MAX_AGE: Final = 60 * 86_400  # seconds since a file was written
 MAX_READ: Final = 64 << 20  # bytes of one file after decompression: a larger one is not flk's
 MAX_LINES: Final = 20_000  # lines of all pods together
+EARLIER_PODS: Final = 50  # that others have replaced, of which lines are kept
 LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod
 LINE_LIMIT: Final = 1000  # characters of a line
 TAILS: Final = 32  # pods whose logs are read at the end of a wait: failed pods before successful ones
@@ -148,7 +153,6 @@ def last_answer(client: JobClient, name: str, uid: str = "") -> Answer | None:
 def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = None, *, diff: str = "") -> None:
     """Keep an answer in place of an earlier one about this job, without the secrets of its object.
 
-    It is read when the job is gone. So of a job that has not ended, flk keeps what it will say after the deletion.
     Lines and diff of the earlier one stay where there are no new ones. Answers about jobs that the user has neither
     submitted from here nor named are not kept. A folder that cannot be written disturbs no command.
     """
@@ -157,11 +161,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     if view is None or not _is_on() or not (client.ref(answer.state.name).named or path.exists()):
         return
     before, secrets = _load(path), secrets_of(view.job)
-    if not answer.state.finished:
-        if before is not None and before.state.finished and not before.state.was_deleted:
-            return  # its pods are gone: they said more
-        gone = JobView(replace(view.seen, gone=answer.time), view.commands)
-        answer = replace(answer_of(gone), time=answer.time)
     count = lines_of_a_pod(len(view.pods))
     read = {pod: view.seen.lines_of(pod) for pod in view.seen.logs} | dict(lines or {})
     texts = {
@@ -169,12 +168,13 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         for pod, found in read.items()
     }
     earlier = before.lines if before else {}
+    every = [(pod, found) for pod, found in earlier.items() if pod not in texts] + [*texts.items()]
     kept = _Kept(
         answer.time,
         masked(_without_records(answer.state), secrets),
         masked(answer.report, secrets),
         [pod.name for pod in view.pods],
-        _newest({pod: found for pod, found in earlier.items() if pod not in texts} | texts),
+        dict(every[-(len(view.pods) + EARLIER_PODS) :]),
         diff or (before.diff if before else ""),
     )
     content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
@@ -189,18 +189,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
 def is_kept(line: str) -> bool:
     """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
     return not is_record(line) or parse_attempt(line) is not None
-
-
-def _newest(lines: dict[str, list[list[str]]]) -> dict[str, list[list[str]]]:
-    """Return the lines of the newest pods, which are the last ones, as many as MAX_LINES lets in."""
-    kept: dict[str, list[list[str]]] = {}
-    left = MAX_LINES
-    for pod in reversed(lines):
-        left -= len(lines[pod])
-        if left < 0:
-            break
-        kept[pod] = lines[pod]
-    return dict(reversed(kept.items()))
 
 
 def _plain(value: Any) -> Any:
@@ -280,9 +268,27 @@ def _read(client: JobClient, name: str, uid: str) -> Answer | None:
     for candidate in sorted(path.parent.glob(path.name), key=_modified, reverse=True):
         kept = _load(candidate)
         if kept is not None and ref.target in (None, target_of({"kind": kept.state.kind})):
-            report = replace(kept.report, as_of=kept.time)
-            return Answer(kept.state, report, kept.time, None, kept.pods, kept.lines, kept.diff, gone=True)
+            state, report = _after_deletion(kept)
+            return Answer(state, report, kept.time, None, kept.pods, kept.lines, kept.diff, gone=True)
     return None
+
+
+def _after_deletion(kept: _Kept) -> tuple[State, Diagnosis]:
+    """Return state and report of a job that is gone. One that had not ended was deleted.
+
+    That is its cause too, unless something else kept it from running.
+    """
+    state, report = kept.state, replace(kept.report, as_of=kept.time)
+    if state.finished:
+        return state, report
+    cause, summary = report.cause, report.summary
+    if cause is None or cause.code == SUSPENDED:  # whoever suspends a job does not end it
+        job = {"kind": state.kind, "metadata": {"name": state.name, "namespace": state.namespace, "uid": state.uid}}
+        (deletion,) = DELETION
+        cause = deletion.finding(JobView(Observation(job, time=kept.time, gone=kept.time)))
+        summary = cause.sentence if cause else summary
+    report = replace(report, cause=cause, summary=summary, known=True, stuck=False)
+    return replace(deleted(state, now=kept.time), cause=cause), report
 
 
 def _load(path: Path) -> _Kept | None:

@@ -11,9 +11,10 @@ from flk.kube import RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.spec import file
+from flk.spec.fields import NO_GANG
 from flk.spec.job import Job
 from flk.targets import TARGETS
-from flk.targets.gang import GANGS, NONE
+from flk.targets.gang import GANGS
 from flk.targets.trainjob import RUNTIME
 from flk_runtime.contract.options import AUTO
 
@@ -63,7 +64,7 @@ def with_gang(client: JobClient, job: Job) -> Job:
     if job.gang != AUTO:
         return job
     if job.target == "trainjob":  # which cannot name a scheduler
-        return job.changed(gang=NONE)
+        return job.changed(gang=NO_GANG)
     unknown = None
     for name, gang in GANGS.items():
         try:
@@ -73,7 +74,7 @@ def with_gang(client: JobClient, job: Job) -> Job:
             unknown = error if error.served else unknown
     if unknown:
         raise unknown
-    return job.changed(gang=NONE)
+    return job.changed(gang=NO_GANG)
 
 
 def _serves(client: JobClient, resource: Resource) -> bool:

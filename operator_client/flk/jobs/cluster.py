@@ -20,7 +20,6 @@ from flk.observe.client import JobClient
 from flk.observe.pool import ReadPool
 from flk.spec import defaults
 from flk.targets import DEFAULT, TARGETS, Target
-from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
 
 _OF_CLUSTER: Final = (resources.STORAGE_CLASSES,)
@@ -69,8 +68,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
                 _call, client, "get", RequestTarget(resources.TRAINING_RUNTIMES, None, RUNTIME)
             )
         controllers = {
-            each.check: pool.submit(_attempt, partial(client.list_deployments, each))
-            for each in CONTROLLERS[target.name]
+            each.check: pool.submit(_attempt, partial(client.list_deployments, each)) for each in target.controllers
         }
         of_devices = pods.device_claims if pods and isinstance(devices, Resource) else []
         named = {key: pool.submit(_named, client, *key) for key in [*(pods.named if pods else []), *of_devices]}

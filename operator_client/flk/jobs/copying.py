@@ -3,7 +3,7 @@
 The archive is in a file here, so that a copy takes its size twice for a moment: beside the target of what is received,
 and in $TMPDIR for what is sent.
 
-In the container, tar packs and unpacks, or Python where the image has no tar.
+In the container, tar packs and unpacks. Links are left out: they may lead anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import io
 import os
 import posixpath
-import shlex
 import shutil
 import tarfile
 import tempfile
@@ -29,24 +28,14 @@ from flk.observe.client import JobClient
 from flk.observe.resources import EXEC
 
 Note = Callable[[str], None]
-_PYTHON: Final = (
-    "elif command -v python3 >/dev/null 2>&1; then exec python3 -c {0}\n"
-    "elif command -v python >/dev/null 2>&1; then exec python -c {0}\n"
-    "else echo 'the container has neither tar nor python' >&2; exit 127\nfi\n"
-)
-_PACK: Final = "import sys,tarfile;t=tarfile.open(fileobj=sys.stdout.buffer,mode='w|');t.add(sys.argv[1],arcname='.')"
-_UNPACK: Final = (
-    "import sys,tarfile;t=tarfile.open(fileobj=sys.stdin.buffer,mode='r|');"
-    "f=getattr(tarfile,'fully_trusted_filter',None);t.extractall(sys.argv[1],**({'filter':f} if f else {}))"
-)
+_TAR: Final = "command -v tar >/dev/null 2>&1 || { echo 'the container has no tar' >&2; exit 127; }\n"
 # Writes an archive of $1: a folder as `.`, a file under any name.
 _READ: Final = (
     'p=$(readlink -f -- "$1" 2>/dev/null) && [ -n "$p" ] || p=$1\n'
     '[ -e "$p" ] || { echo "there is no $1" >&2; exit 1; }\n'
-    "if command -v tar >/dev/null 2>&1; then\n"
-    '  if [ -d "$p" ]; then exec tar -cf - -C "$p" .; fi\n'
-    '  d=${p%/*}; exec tar -cf - -C "${d:-/}" "./${p##*/}"\n'
-    + _PYTHON.format(f'{shlex.quote(_PACK + ";t.close()")} "$p"')
+    + _TAR
+    + 'if [ -d "$p" ]; then exec tar -cf - -C "$p" .; fi\n'
+    'd=${p%/*}; exec tar -cf - -C "${d:-/}" "./${p##*/}"\n'
 )
 # Prints the path that something named $2 gets: below $1, if that is a folder.
 _PLACE: Final = (
@@ -61,9 +50,7 @@ _PLACE: Final = (
     'printf %s "$t"\n'
 )
 # Unpacks an archive from its input in the folder $1. -o: the files belong to the user of the container.
-_WRITE: Final = 'if command -v tar >/dev/null 2>&1; then exec tar -xof - -C "$1"\n' + _PYTHON.format(
-    f'{shlex.quote(_UNPACK)} "$1"'
-)
+_WRITE: Final = _TAR + 'exec tar -xof - -C "$1"\n'
 # Gives the file $1 its name $2, if it has $3 bytes.
 _NAME: Final = (
     'n=$(wc -c < "$1") && [ $((n)) -eq "$3" ] || { echo "$2 has $n of $3 bytes" >&2; rm -f -- "$1"; exit 1; }\n'
@@ -197,7 +184,7 @@ class Container:
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str, counted: list[int]) -> None:
-    """Add a file, a folder or a link. Raises UsageError if it cannot be read as it was when it began."""
+    """Add a file or a folder. Raises UsageError if it cannot be read as it was when it began."""
     try:
         info = archive.gettarinfo(path, name)
         info.uid = info.gid = 0
@@ -210,8 +197,6 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, counted: list[int]) ->
             counted[0], counted[1] = counted[0] + 1, counted[1] + info.size
         else:
             archive.addfile(info)
-    except FlkError:
-        raise
     except OSError as error:
         if error.filename is None and "unexpected end of data" not in str(error):
             raise  # of the archive
@@ -245,7 +230,6 @@ class Received:
 
         Raises UsageError if it cannot be written here.
         """
-        links: list[tuple[str, str]] = []
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 first = True
@@ -253,13 +237,9 @@ class Received:
                     name = _inside(member.name)
                     if first and not member.isdir() and name:
                         self._write(archive, member, "")
-                    elif member.issym():
-                        links.append((name, member.linkname))
                     else:
                         self._write(archive, member, name)
                     first = False
-            for name, target in links:  # last: nothing is written through a link
-                self._link(name, target)
             if not os.path.lexists(self._copy):
                 raise ApiError("what the pod sends has neither a file nor a folder")
         except FlkError:
@@ -306,7 +286,7 @@ class Received:
             return
         if member.islnk():
             first = self._copy / _inside(member.linkname)
-            if not first.is_file() or first.is_symlink():
+            if not first.is_file():
                 raise ApiError(f"what the pod sends is not a whole archive: {member.linkname} is not in it")
             os.link(first, path)
         elif member.isfile() and not member.issparse():  # no end of zeros from a few bytes
@@ -318,24 +298,9 @@ class Received:
             path.chmod(member.mode & 0o777 | 0o600)
             os.utime(path, (member.mtime, member.mtime))
         else:
-            self._note(f"left out {name or member.name}: it is neither a file nor a folder nor a link")
+            self._note(f"left out {name or member.name}: it is neither a file nor a folder")
             return
         self.files, self.size = self.files + 1, self.size + member.size
-
-    def _link(self, name: str, target: str) -> None:
-        """Make a link to something in the same folder; leave out any other.
-
-        The name tells how deep the link lies only if no part of it is a link.
-        """
-        path = self._copy / name
-        if any(os.path.islink(above) for above in path.parents if above.is_relative_to(self._copy)):
-            self._note(f"left out the link {name}: it lies below another link")
-            return
-        ups, rest = _ups(target)
-        if not name or target.startswith("/") or ".." in rest or ups > name.count("/"):
-            self._note(f"left out the link {name or self.path}: it leads out of the folder, to {target}")
-            return
-        os.symlink(target, path)
 
     def _move(self, source: Path, target: Path) -> None:
         try:
@@ -361,20 +326,13 @@ def _inside(name: str) -> str:
     return "/".join(part for part in parts if part not in ("", "."))
 
 
-def _ups(target: str) -> tuple[int, list[str]]:
-    """Return how many folders a link goes up at its beginning, and the parts after that."""
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
-    return ups, parts[ups:]
-
-
 def sent(path: Path, root: str, note: Callable[[str], None]) -> Iterator[tuple[Path, str]]:
-    """Yield the files, folders and links at a path, each with its name in an archive whose root is ``root``.
+    """Yield the files and folders at a path, each with its name in an archive whose root is ``root``.
 
     Raises UsageError if one cannot be read.
     """
     yield path, root
-    if path.is_symlink() or not path.is_dir():
+    if not path.is_dir():
         return
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
@@ -386,7 +344,7 @@ def sent(path: Path, root: str, note: Callable[[str], None]) -> Iterator[tuple[P
             yield from sent(Path(entry.path), inner, note)
         elif entry.is_file(follow_symlinks=False) and not os.access(entry.path, os.R_OK):
             raise UsageError(f"{entry.path} cannot be read: permission denied")
-        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        elif entry.is_file(follow_symlinks=False):
             yield Path(entry.path), inner
         else:
-            note(f"left out {entry.path}: it is neither a file nor a folder nor a link")
+            note(f"left out {entry.path}: it is neither a file nor a folder")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,20 +55,14 @@ class JobHandle:
         """Return why the job does not run, or why it ended. Raises JobNotFoundError if there is no such job."""
         return look(self._own, self.name).report
 
-    def wait(self, timeout: float | None = None, *, check: bool = True, fail_fast: bool = True) -> State:
-        """Return the job's state once it has succeeded. In a notebook, a line shows how far it is.
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> State:
+        """Return the job's state once it has succeeded.
 
         Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError
-        (with ``fail_fast``) once it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds.
-        Without ``check``, the state is returned in all cases but the last.
+        once it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds. Without ``check``,
+        the state is returned in all cases but the last.
         """
-        line = _CellLine()
-        try:
-            waited = wait.wait_for(
-                self._own, self.name, uid=self.uid, timeout=timeout, fail_fast=fail_fast, watch=line.show
-            )
-        finally:
-            line.end()
+        waited = wait.wait_for(self._own, self.name, uid=self.uid, timeout=timeout)
         if check or waited.outcome == wait.Outcome.TIMEOUT:
             wait.raise_for_state(waited.state, self.client, waited.outcome, timeout)
         return waited.state
@@ -77,12 +70,11 @@ class JobHandle:
     def logs(self, follow: bool = True) -> Iterator[str]:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now.
 
-        If the job is gone, yields the lines that flk has kept; then JobDeletedError is raised. In a notebook, the
-        result of ``job.logs()`` alone prints the lines as they come.
+        If the job is gone, yields the lines that flk has kept; then JobDeletedError is raised.
 
         What flk notes about the logs, such as pods whose lines may be missing, is left out: `flk logs` prints it.
         """
-        return _Lines(line.text for line in self._log(follow) if not line.note)
+        return (line.text for line in self._log(follow) if not line.note)
 
     def _log(self, follow: bool) -> Iterator[LogLine]:
         own = self._own
@@ -160,12 +152,9 @@ class JobHandle:
             self._own, self.name, wait=True, timeout=timeout, report=lambda text: None, lose_progress=lose_progress
         )
 
-    def resume(self, *, avoid: Sequence[str] = ()) -> None:
-        """Let a suspended job start again, at its last checkpoint, on other nodes than ``avoid``.
-
-        Raises UsageError as `suspend` does, and for ``avoid`` unless the job is a PyTorchJob.
-        """
-        lifecycle.resume(self._own, self.name, avoid=avoid)
+    def resume(self) -> None:
+        """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
+        lifecycle.resume(self._own, self.name)
 
     def restart(
         self, timeout: float | None = None, *, avoid: Sequence[str] = (), lose_progress: bool = False
@@ -175,14 +164,11 @@ class JobHandle:
         A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
         checkpoints in memory and WaitTimeoutError as `suspend` does.
         """
-        from flk.jobs.lifecycle.secret import objects_with_uid
-
         uid = lifecycle.restart(
             self._own,
             self.name,
             timeout=timeout,
             report=lambda text: None,
-            objects_with_uid=objects_with_uid,
             avoid=avoid,
             lose_progress=lose_progress,
         )
@@ -197,40 +183,6 @@ class JobHandle:
             return self.status()._repr_html_()
         except FlkError as error:
             return f"job {html.escape(self.name)}: {html.escape(str(error))}"
-
-
-class _Lines(Iterator[str]):
-    """An iterator of lines, which a notebook prints where it is the result of a cell."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-
-    def __next__(self) -> str:
-        return next(self._lines)
-
-    def _ipython_display_(self) -> None:
-        for line in self:
-            print(line, flush=True)
-
-
-class _CellLine:
-    """One line of a notebook's cell that each state replaces; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._is_cell = type(sys.stdout).__module__.startswith("ipykernel.")
-        self._shown = ""
-
-    def show(self, state: State) -> None:
-        """Replace the line."""
-        text = f"{state.name} is {state.phase.value.lower()}: {wait.progress_text(state)}"
-        if self._is_cell and text != self._shown:
-            print("\r" + text.ljust(len(self._shown)), end="", flush=True)
-            self._shown = text
-
-    def end(self) -> None:
-        """Let what follows begin in a line of its own."""
-        if self._shown:
-            print(flush=True)
 
 
 def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:

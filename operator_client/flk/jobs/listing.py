@@ -187,9 +187,8 @@ def look_at_all(
 
 def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
     """Return the jobs that exist, each with its pods."""
-    named: dict[str, list[Object]] = defaultdict(list)
-    for each in client.list_jobs():
-        named[each["metadata"]["name"]].append(each)
-    meant = {job: next((each for each in named[job.name] if job.means(each)), None) for job in jobs}
-    found = {job: each for job, each in meant.items() if each is not None}
-    return dict(zip(found, with_pods(client, [*found.values()]), strict=True))
+    every = client.list_jobs()
+    meant = {
+        job: listed for job in jobs for listed in every if listed["metadata"]["name"] == job.name and job.means(listed)
+    }
+    return dict(zip(meant, with_pods(client, [*meant.values()]), strict=True))

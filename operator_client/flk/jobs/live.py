@@ -12,24 +12,17 @@ from flk.errors import FlkError, JobNotFoundError, UnreachableError
 from flk.jobs.state import AttemptState, Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
-from flk.observe.model import PodPhase
-from flk.observe.observation import event_time
-from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
 EVERY_LOG: Final = 15.0  # where no launcher answers, so that the end of a log is read
 SHARE: Final = 5  # and at least so many times the duration of the last one
-_EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
 _EVENTS: Final = 50  # that are kept
-_PODS: Final = 8  # whose events are read
-_TOGETHER: Final = 10.0  # seconds in which equal events of pods share a line
-_CALM: Final = (PodPhase.RUNNING, PodPhase.SUCCEEDED)
 Read = Callable[[JobClient, str], "tuple[Telemetry, str]"]
 
 
 class LiveJob:
-    """The state of a job, its telemetry and its events, as they were read last. Threads renew them until `close`."""
+    """The state of a job, its telemetry and what has changed in it, as read last. Threads renew them until `close`."""
 
     def __init__(self, client: JobClient, name: str, state: State, read: Read) -> None:
         """``read`` returns the telemetry of a job, and why its ranks are not in it."""
@@ -40,7 +33,6 @@ class LiveJob:
         self.events: list[tuple[float, str]] = []
         self.error: FlkError | None = None  # that has ended the view
         self._outage: tuple[float, str] | None = None  # since when the API server does not answer, and its error
-        self._known: set[str] = set()
         self._attempts: set[int] = set()  # that were noted
         self._closed = threading.Event()
         self.changed = threading.Event()
@@ -48,7 +40,7 @@ class LiveJob:
 
     def start(self) -> None:
         """Start to read."""
-        for each in (self._follow, self._measure, self._list_events):
+        for each in (self._follow, self._measure):
             threading.Thread(target=each, daemon=True, name=f"flk-top{each.__name__}").start()
 
     def close(self) -> None:
@@ -104,43 +96,14 @@ class LiveJob:
             if not self.state.finished:
                 try:
                     self.telemetry, self.missing = self._read(self._client, self._name)
+                    self._outage = None
                 except FlkError as error:
                     self.missing = str(error)
+                    if isinstance(error, UnreachableError):
+                        self._outage = self._outage or (time.monotonic(), str(error))
                 self.changed.set()
             every = EVERY_LOG if self.missing else EVERY
             self._closed.wait(max(every, SHARE * (time.monotonic() - began)))
-
-    def _list_events(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._read_events()
-                self._outage = None
-            except UnreachableError as error:
-                self._outage = self._outage or (time.monotonic(), str(error))
-            except FlkError:
-                self._outage = None  # it answers
-            self.changed.set()
-            self._closed.wait(_EVENTS_EVERY)
-
-    def _read_events(self) -> None:
-        """Add the new events of the job and of its pods. Pods with the same event share a line."""
-        found: dict[tuple[str, str, float], list[tuple[float, str]]] = {}
-        # Those of a large job that do not run say more than the others.
-        pods = sorted(self.state.pods, key=lambda pod: (pod.phase in _CALM, pod.index))[:_PODS]
-        for kind, name in [(self.state.kind, self._name), *(("Pod", pod.name) for pod in pods)]:
-            for event in self._client.list_events(kind, name):
-                uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
-                if uid not in self._known and event_time(event) >= self.state.created:
-                    self._known.add(uid)
-                    who = name if kind == "Pod" else ""
-                    text = f"{event.get('reason', '')}: {event.get('message', '')}"
-                    at = event_time(event)
-                    found.setdefault((kind, text, at // _TOGETHER), []).append((at, who))
-        for (_, text, _), told in found.items():
-            at, first = max(told)
-            others = len({who for _, who in told}) - 1
-            who = f"{first} and {plural(others, 'more pod')}" if others else first
-            self._add(at, f"{who}: {text}" if who else text)
 
     def _add(self, at: float, text: str) -> None:
         self.events = sorted([*self.events, (at, " ".join(text.split()))])[-_EVENTS:]

@@ -15,7 +15,6 @@ from flk.jobs.answer import answer_of, keep
 from flk.jobs.choice import first_that_fits
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
-from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.listing import cluster_user, current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
@@ -54,7 +53,7 @@ class Submission:
         target = target_of(self.manifests[0])
         client = self.client.for_job(JobRef(self.name, target))
         try:
-            created = create_job(client, self.manifests, objects_with_uid)
+            created = create_job(client, self.manifests)
         except UnreachableError as error:
             command = client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"

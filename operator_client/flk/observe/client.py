@@ -21,7 +21,7 @@ from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
 from flk.spec.names import object_name
 from flk.targets import TARGETS
-from flk.targets.controllers import Controller
+from flk.targets.model import Controller
 from flk.units import created_at, short_duration
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS,
 from flk.observe.source import Reply, Source
 from flk.observe.view import JobView
 from flk.targets import Target
-from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
 from flk_runtime.contract.record import ArchivedRecord
 
@@ -194,7 +193,7 @@ def list_controllers(client: JobClient, target: Target) -> Reply:
     """Return the Deployments of the controllers that create the pods, by the names of their checks."""
     found: dict[str, list[Object]] = {}
     unreadable = set()
-    for controller in CONTROLLERS[target.name]:
+    for controller in target.controllers:
         try:
             found[controller.check] = client.list_deployments(controller)
         except ForbiddenError:

@@ -8,7 +8,6 @@ from typing import Final
 from flk import targets
 from flk.kube import Object, Resource
 from flk.targets import TARGETS
-from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import GANGS
 
 # By the names of targets: the kinds of objects that jobs are.
@@ -18,7 +17,7 @@ RESOURCES: Final = {
         target.version,
         target.plural,
         jobs=f"{target.kind}s",
-        install=next((controller.install for controller in CONTROLLERS[target.name]), ""),
+        install=next((controller.install for controller in target.controllers), ""),
     )
     for target in TARGETS.values()
 }

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.targets.job import IndexedJob
-from flk.targets.jobset import JobSet
+from flk.targets.indexed import IndexedJob, JobSet
 from flk.targets.model import EXIT_CODE, KEPT_BY_KUBELET, MOST_PODS, REPLACED, WORKER, Object, Parts, Replicas, Target
 from flk.targets.pytorchjob import PyTorchJob
 from flk.targets.trainjob import TrainJob

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.errors import UsageError
+from flk.spec.fields import NO_GANG
 from flk.spec.names import split_topology
 from flk.targets.model import MOST_PODS, Object
 from flk_runtime.contract import foreign
@@ -65,7 +66,6 @@ GANGS: Final[dict[str, Gang]] = {
         labels=lambda group: {"scheduling.x-k8s.io/pod-group": group},
     ),
 }
-NONE: Final = "none"
 
 
 def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
@@ -115,10 +115,10 @@ def _constraints(job: Job) -> Object:
 
 def _gang(job: Job) -> Gang | None:
     """Return the gang scheduler of a job; None without one, and for one pod. Raises UsageError for ``auto``."""
-    name = job.gang or NONE
+    name = job.gang or NO_GANG
     if name == AUTO:
         raise UsageError(
             "gang: auto asks the cluster, which only flk submit does",
-            hint=f"choose one: --gang {', '.join([*GANGS, NONE])}",
+            hint=f"choose one: --gang {', '.join([*GANGS, NO_GANG])}",
         )
-    return None if name == NONE or job.replicas == 1 else GANGS[name]
+    return None if name == NO_GANG or job.replicas == 1 else GANGS[name]

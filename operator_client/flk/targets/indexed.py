@@ -1,4 +1,4 @@
-"""IndexedTarget: the common part of the targets whose pods belong to an indexed Job of Kubernetes.
+"""The targets whose pods belong to an indexed Job of Kubernetes: the Job itself, and the JobSet.
 
 The launchers start the ranks again while their pods run. The Job has to recreate pods that were lost, and must not
 recreate pods whose end is final: its pod failure policy says so.
@@ -6,12 +6,25 @@ recreate pods whose end is final: its pod failure policy says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.spec import names
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Replicas, Target, count
+from flk.targets.model import (
+    EXIT_CODE,
+    REPLACED,
+    WORKER,
+    Controller,
+    Object,
+    Parts,
+    Replicas,
+    Target,
+    count,
+    is_controlled,
+    ttl_fields,
+)
 
 if TYPE_CHECKING:
     from flk.spec.job import Job as JobSpec
@@ -20,6 +33,21 @@ COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 FINAL_CODES: Final = list(range(1, 128))  # exit codes after which a pod is not started again
 _NAME_LIMIT: Final = 57  # characters of a pod's name before the random ones
 _LARGEST_INT: Final = 2**31 - 1
+REPLICATED_JOB: Final = "worker"  # of a JobSet
+# Labels that the API server adds to the template of a Job, by which it finds the Job's pods.
+_ADDED: Final = (
+    "batch.kubernetes.io/controller-uid",
+    "batch.kubernetes.io/job-name",
+    "controller-uid",
+    "job-name",
+)
+JOBSET_CONTROLLER: Final = Controller(
+    "jobset controller",
+    "the JobSet controller",
+    "app.kubernetes.io/name=jobset",
+    "jobset-system",
+    "install JobSet with its own manifests, or use --target job, which needs no controller",
+)
 
 
 class IndexedTarget(Target):
@@ -61,6 +89,118 @@ class IndexedTarget(Target):
     def job_name(self, pod: Object) -> str:
         """Return the name that flk's label gives."""
         return str(labels.of(pod).get(labels.JOB, ""))
+
+
+class IndexedJob(IndexedTarget):
+    """An indexed Job, with a headless Service for the names of its pods."""
+
+    name = "job"
+    kind = "Job"
+    group = "batch"
+    version = "v1"
+    plural = "jobs"
+    controller = "Kubernetes' Job controller"
+    controller_pods = "get pods -n kube-system -l component=kube-controller-manager"
+    scalable = True
+
+    def render(self, parts: Parts) -> list[Object]:
+        """Return the Job and its Service."""
+        job, template = parts.job, copy.deepcopy(parts.template)
+        template["spec"].setdefault("subdomain", job.name)
+        manifest: Object = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": parts.metadata,
+            "spec": {
+                **({"suspend": True} if job.queue else {}),  # Kueue starts it
+                **ttl_fields(job),
+                **sized_job_spec(job, self.container, template),
+            },
+        }
+        container = next(c for c in template["spec"]["containers"] if c["name"] == self.container)
+        port = next(port for port in container["ports"] if port.get("name") == self.port_name)
+        service = headless_service(parts.metadata, {labels.JOB: str(job.name)}, port)
+        return [manifest, service]
+
+    def replicas(self, job: Object) -> Mapping[str, Replicas]:
+        """Return the pods of the Job's indexes."""
+        return replicas_of(job, job.get("spec") or {})
+
+    def condition_names(self) -> Mapping[str, str]:
+        """Return the conditions of a Job."""
+        return named("Complete", "SuccessCriteriaMet", "FailureTarget")
+
+    def scaling(self, job: Object, replicas: int) -> Object:
+        """Return the patch of an elastic indexed Job: both numbers change together."""
+        return {"spec": {"completions": replicas, "parallelism": replicas}}
+
+    def recreatable(self, item: Object) -> Object:
+        """Return the Job without its selector and the labels that the API server has put into its template."""
+        made = copy.deepcopy(item)
+        made["spec"].pop("selector", None)
+        metadata = made["spec"]["template"].get("metadata") or {}
+        for holder in (metadata, made["metadata"]):
+            for label in _ADDED:
+                (holder.get("labels") or {}).pop(label, None)
+        return made
+
+
+class JobSet(IndexedTarget):
+    """A JobSet of one indexed Job. The controller makes the Service for the names of the pods."""
+
+    name = "jobset"
+    kind = "JobSet"
+    group = "jobset.x-k8s.io"
+    version = "v1alpha2"
+    plural = "jobsets"
+    controller = JOBSET_CONTROLLER.name
+    controllers = (JOBSET_CONTROLLER,)
+    controller_pods = "get pods -n jobset-system"
+
+    def render(self, parts: Parts) -> list[Object]:
+        """Return the JobSet."""
+        job = parts.job
+        manifest = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": parts.metadata,
+            "spec": {
+                **({"suspend": True} if job.queue else {}),  # Kueue starts it
+                **ttl_fields(job),
+                "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+                "replicatedJobs": [
+                    {
+                        "name": REPLICATED_JOB,
+                        "replicas": 1,
+                        "template": {"spec": sized_job_spec(job, self.container, parts.template)},
+                    }
+                ],
+            },
+        }
+        return [manifest]
+
+    def replicas(self, job: Object) -> Mapping[str, Replicas]:
+        """Return the pods of the first Job of the set."""
+        jobs = (job.get("spec") or {}).get("replicatedJobs") or [{}]
+        return replicas_of(job, (jobs[0].get("template") or {}).get("spec") or {})
+
+    def condition_names(self) -> Mapping[str, str]:
+        """Return the conditions of a JobSet."""
+        return named("Completed", "StartupPolicyInProgress", "StartupPolicyCompleted")
+
+    def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
+        """Return whether the pod is of the JobSet's Job, and the controller's label has the JobSet's UID."""
+        of_set = labels.of(pod).get("jobset.sigs.k8s.io/jobset-uid") == uid
+        return of_set and is_controlled(pod, kind="Job", name=job_of_set(name)) and self.is_named(pod, name)
+
+    def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
+        """Return the JobSet and its Job, whose events say why pods were refused."""
+        return [(self.kind, job), ("Job", job_of_set(job))]
+
+
+def job_of_set(name: str) -> str:
+    """Return the name of the Job of a JobSet."""
+    return f"{name}-{REPLICATED_JOB}-0"
 
 
 def job_spec(container: str, limit: int) -> Object:

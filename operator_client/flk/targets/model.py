@@ -45,6 +45,42 @@ class Replicas:
     restart_policy: str = ""
 
 
+@dataclass(frozen=True)
+class Controller:
+    """A controller of jobs, which runs as a Deployment."""
+
+    check: str  # name of doctor's check of this controller
+    name: str  # with its article, as sentences have it
+    selector: str  # labels of its Deployment and of its pods
+    namespace: str  # where its own manifests install it
+    install: str  # how to install it
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a controller does not work: its Deployment has no ready pod."""
+
+    found: str  # what follows the name of the controller: "is scaled to 0 pods"
+    field: str  # path in the Deployment
+    value: str
+    remedy: str  # words for kubectl, with the namespace
+
+
+def trouble(controller: Controller, deployment: Object) -> Trouble | None:
+    """Return why a controller with this Deployment does not work, None if it has a ready pod."""
+    name, where = deployment["metadata"]["name"], f"-n {deployment['metadata']['namespace']}"
+    wanted = int((deployment.get("spec") or {}).get("replicas", 1))
+    ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
+    if wanted == 0:
+        return Trouble("is scaled to 0 pods", "spec.replicas", "0", f"scale deployment {name} --replicas 1 {where}")
+    if ready == 0:
+        found = "has no pod that is ready"
+        return Trouble(
+            found, "status.readyReplicas", f"0 of {wanted}", f"describe pods -l {controller.selector} {where}"
+        )
+    return None
+
+
 class Target(ABC):
     """One kind of object that a job can become. All methods are pure functions of objects of the API."""
 
@@ -58,11 +94,11 @@ class Target(ABC):
     index_field: ClassVar[str]  # of the downward API: where a pod finds its index
     suspend_path: ClassVar[str] = "spec.suspend"
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
+    controllers: ClassVar[Sequence[Controller]] = ()  # that a cluster needs, the one that serves its API first
     controller: ClassVar[str]  # who creates the pods, with its article
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
     keeps_ended: ClassVar[bool] = True  # whether pods that have ended stay when the job is suspended
-    placeable: ClassVar[bool] = False  # whether pods that are made later follow changes of the object's pod template
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 
     @property

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.spec import names
-from flk.targets.model import EXIT_CODE, MOST_PROCESSES, WORKER, Object, Parts, Replicas, Target, count, ttl_fields
+from flk.targets.model import (
+    EXIT_CODE,
+    MOST_PROCESSES,
+    WORKER,
+    Controller,
+    Object,
+    Parts,
+    Replicas,
+    Target,
+    count,
+    ttl_fields,
+)
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -15,6 +26,14 @@ if TYPE_CHECKING:
 _ROLES: Final = ("Master", WORKER)  # in the order of the pods' indexes
 _DEFAULT_POLICY: Final = "OnFailure"  # the restart policy by which the operator treats a job without one
 _LARGEST_INT: Final = 2**31 - 1
+_OPERATOR: Final = Controller(
+    "operator",
+    "the training operator",
+    "control-plane=kubeflow-training-operator",
+    "kubeflow",
+    "install Kubeflow's training operator: k8s/install-operator in flk's repository, or its own manifests; "
+    "or use --target auto, which takes what the cluster serves",
+)
 
 
 class PyTorchJob(Target):
@@ -29,11 +48,11 @@ class PyTorchJob(Target):
     index_field = f"metadata.labels['{labels.REPLICA_INDEX}']"
     suspend_path = "spec.runPolicy.suspend"
     selector = ""
-    controller = "the training operator"
+    controller = _OPERATOR.name
+    controllers = (_OPERATOR,)
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
     scalable = True
     keeps_ended = False
-    placeable = True
 
     def render(self, parts: Parts) -> list[Object]:
         """Return the PyTorchJob."""

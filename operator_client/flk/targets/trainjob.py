@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import UsageError
-from flk.targets.indexed import IndexedTarget, named
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas, count, is_controlled
+from flk.targets.indexed import JOBSET_CONTROLLER, IndexedTarget, named
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Controller, Object, Parts, Replicas, count, is_controlled
 from flk.units import created_at, timestamp
 from flk_runtime.contract import VERSION, pod_layout
 
@@ -36,6 +36,14 @@ PATCHABLE: Final = (
 PATCHABLE_OF_CONTAINER: Final = ("securityContext", "volumeMounts")
 OF_TRAINER: Final = ("name", "image", "command", "args", "env", "resources")
 
+_TRAINER: Final = Controller(
+    "trainer",
+    "Kubeflow Trainer",
+    "app.kubernetes.io/name=trainer",
+    "kubeflow-system",
+    "install Kubeflow Trainer 2: k8s/install-trainer in flk's repository, or its own manifests",
+)
+
 
 class TrainJob(IndexedTarget):
     """A TrainJob that uses flk's runtime. Trainer makes a JobSet of the two."""
@@ -47,7 +55,8 @@ class TrainJob(IndexedTarget):
     plural = "trainjobs"
     container = NODE
     selector = ""
-    controller = "Kubeflow Trainer"
+    controller = _TRAINER.name
+    controllers = (_TRAINER, JOBSET_CONTROLLER)  # Trainer makes a JobSet of each TrainJob
     controller_pods = "get pods -n kubeflow-system"
     # As long as the TrainJob exists, Trainer 2.3 creates its JobSet again, also while the TrainJob is being deleted.
     deletion = "Background"

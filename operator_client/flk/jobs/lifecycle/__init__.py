@@ -5,9 +5,8 @@
 
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.deletion import delete_jobs
-from flk.jobs.lifecycle.ending import losses
 from flk.jobs.lifecycle.restart import restart
-from flk.jobs.lifecycle.suspension import resume, scale, suspend, wait_for_all_pods_to_end
+from flk.jobs.lifecycle.suspension import losses, resume, scale, suspend, wait_for_all_pods_to_end
 
 __all__ = [
     "create_job",

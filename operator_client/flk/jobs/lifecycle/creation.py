@@ -10,15 +10,15 @@ Kubernetes deletes them with the last. It may do so while a job becomes an owner
 from __future__ import annotations
 
 import copy
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, MissingApiError
 from flk.health.admission import lacks_dry_run
-from flk.jobs.lifecycle.placement import change_job
-from flk.jobs.lifecycle.suspension import merge, starting
+from flk.jobs.lifecycle.suspension import change_job, merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age
 from flk.observe.resources import WORKLOADS, owned_resource, resource_of
@@ -26,16 +26,15 @@ from flk.targets import target_of
 from flk.targets.rendezvous import needs_secret, require_secret
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
-OwnedObjects = Callable[[Object], Sequence[Object]]
 
 
-def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjects = lambda job: ()) -> Object:
+def create_job(client: JobClient, manifests: Sequence[Object]) -> Object:
     """Create a job (the first manifest) and the objects that it owns, release the job, and return it.
 
-    It owns the other manifests, the shared ones together with other jobs, and those that ``owned`` makes from the
-    created job, whose UID they may need. May be repeated: a job with the same submission in its annotations counts as
-    created by this call. Raises ConflictError if the name is taken. After any other error, and after Ctrl-C, the job is
-    deleted again, and the exception's text says whether it still exists.
+    It owns the other manifests, the shared ones together with other jobs, and its Secret. May be repeated: a job with
+    the same submission in its annotations counts as created by this call. Raises ConflictError if the name is taken.
+    After any other error, and after Ctrl-C, the job is deleted again, and the exception's text says whether it still
+    exists.
     """
     manifest, archives = manifests[0], [other for other in manifests[1:] if _is_shared(other)]
     job: Object | None = None
@@ -51,7 +50,7 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
         owner |= {key: job["metadata"][key] for key in ("name", "uid")}
         for archive in archives:
             _share(client, archive, owner)
-        for other in (*manifests[1:], *owned(job)):
+        for other in (*manifests[1:], *objects_with_uid(job)):
             if not _is_shared(other):
                 _create_owned(client, other, owner)
         for archive in archives:
@@ -66,6 +65,13 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
     except KeyboardInterrupt as interrupt:
         interrupt.args = (_outcome_of_interrupt(client, manifest, job),)
         raise
+
+
+def objects_with_uid(job: Object) -> list[Object]:
+    """Return the manifests of objects that need the UID of the created job: the Secret of its launchers."""
+    from flk import manifest  # which `flk suspend` does not need
+
+    return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))] if needs_secret(job) else []
 
 
 def dry_run(client: JobClient, manifests: Sequence[Object]) -> list[Object]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.jobs.lifecycle.suspension import watch_pods_end
 from flk.jobs.listing import ListedJob, in_parallel, is_of, list_observed
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient, JobRef
@@ -27,17 +27,16 @@ class Selection:
     older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
     user: str = ""  # the user of the cluster who submitted it; empty: any
     owner: str = ""  # and, since several people may be one user of a cluster, from where: ``user@host``
-    others: bool = False  # also jobs that flk did not make
 
     def chosen(self, client: JobClient, note: Callable[[str], None]) -> list[JobRef]:
-        """Return the chosen jobs, the oldest first. ``note`` is called if jobs of the user are from elsewhere."""
-        selector = ",".join(filter(None, ("" if self.others else labels.JOB, self.selector)))
-        listed = list_observed(client, selector=selector or None)
+        """Return the chosen jobs, the oldest first. ``note`` says how many of the user's are from elsewhere."""
+        selector = ",".join(filter(None, (labels.JOB, self.selector)))
+        listed = list_observed(client, selector=selector)
         kinds = {target.kind: target for target in TARGETS.values()}
         chosen = [each.state for each in listed if self._chooses(each, client.now())]
         elsewhere = [state for state in chosen if self.owner not in ("", state.owner)]
         if elsewhere:
-            names = ", ".join(f"{state.name} ({state.owner or 'from an unknown machine'})" for state in elsewhere)
+            names = ", ".join(state.name for state in elsewhere)
             note(f"left alone, since another person may be {self.user} there: {names}; delete them by their names")
         return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen if state not in elsewhere]
 

@@ -2,7 +2,7 @@
 
 A job that has not ended is suspended and resumed. No controller starts a job again that has ended, so
 such a job is deleted, and created from its own manifests. The API server checks these before. So is a job that has to
-avoid further nodes, where pods that are made later do not follow a change of its template.
+avoid further nodes: pods that are made later do not follow a change of most templates.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
-from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
+from flk.jobs.lifecycle.creation import check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
-from flk.jobs.lifecycle.ending import refuse_to_lose
-from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
     queue_of,
     refuse_incomplete,
+    refuse_to_lose,
     set_suspended,
     stopping_hint,
     wait_for_pods_to_end,
 )
-from flk.kube import Object
+from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import view_job
-from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, SERVICES, WORKLOADS
+from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
@@ -40,10 +39,8 @@ from flk.targets.rendezvous import environments, name_secret
 from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import pod_env
 
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
-# What Kueue adds to a pod template for the nodes that it has chosen, and the prefixes of its labels and annotations.
-_INJECTED: Final = ("nodeSelector", "tolerations", "schedulingGates")
-_INJECTED_KEYS: Final = ("kueue.x-k8s.io/", "autoscaling.x-k8s.io/", "cluster-autoscaler.kubernetes.io/")
 _KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
 _NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -54,26 +51,33 @@ def restart(
     *,
     timeout: float | None,
     report: Callable[[str], None],
-    objects_with_uid: OwnedObjects = lambda job: (),
     avoid: Sequence[str] = (),
     lose_progress: bool = False,
 ) -> str:
     """Run a job anew and return its UID, which is a new one if the job was created again.
 
-    Its pods avoid the nodes ``avoid``, and nodes in quarantine where others have room. ``objects_with_uid`` makes the
-    objects that need the UID of a new job. ``report`` is called with a line while flk waits for pods to end. Raises
-    WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended is suspended then. Raises
-    UsageError for a job in a queue that has not ended, for ``avoid`` if flk cannot give the pods other nodes, and if
-    the job loses progress without ``lose_progress``, JobNotFoundError if there is no job.
+    Its pods avoid the nodes ``avoid``. ``report`` is called with a line while flk waits for pods to end, and for each
+    node in quarantine. Raises WaitTimeoutError if they do not end within ``timeout`` seconds; a job that had not ended
+    is suspended then. Raises UsageError for a job in a queue that has not ended, for ``avoid`` if flk cannot give
+    the pods other nodes, and if the job loses progress without ``lose_progress``, JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
     if avoid and not target_of(job).pod_specs(job):
-        _refuse_other_nodes(client, job, avoid)
-    report_absent(client, avoid, report)
+        raise UsageError(
+            f"the pods of this {job['kind']} cannot be given other nodes: flk has not made it",
+            hint="delete it, change the affinity in its own manifest, and create it anew",
+        )
+    _report_absent(client, avoid, report)
     view = view_job(client, name)
-    placed = avoiding(job, avoid, quarantined(view, report))
+    for quarantined in view.quarantine:
+        if quarantined.node not in avoid:
+            report(
+                f"node {quarantined.node} is in quarantine: {quarantined.reason}; --avoid-node {quarantined.node} "
+                "has the pods avoid it"
+            )
+    placed = avoiding(job, avoid)
     if end_of(job):
-        return _recreate(client, placed, objects_with_uid, timeout, report)
+        return _recreate(client, placed, timeout, report)
     if queue_of(job):
         raise UsageError(
             f"job {name} is in queue {queue_of(job)} and has not ended: Kueue decides when it runs",
@@ -81,39 +85,46 @@ def restart(
         )
     refuse_incomplete(client, job)
     refuse_to_lose(view, lose_progress, report)
-    if placed != job and not target_of(job).placeable:
-        return _recreate(client, placed, objects_with_uid, timeout, report)
+    if placed != job:  # no controller moves pods that exist, and only one reads a template that has changed
+        return _recreate(client, placed, timeout, report)
     try:
         if not is_suspended(job):
             set_suspended(client, job, True)
             wait_for_pods_to_end(client, job, timeout=timeout, report=report)
     except UsageError:  # it ended before it noticed
-        return _recreate(client, placed, objects_with_uid, timeout, report)
-    except (FlkError, KeyboardInterrupt) as error:
-        if isinstance(error, FlkError):
-            error.hint = f"this starts it again: {client.commands.flk('resume', name)}"
+        return _recreate(client, job, timeout, report)
+    except FlkError as error:
+        error.hint = f"this starts it again: {client.commands.flk('resume', name)}"
         raise
-    place(client, job, placed)
     set_suspended(client, job, False)
     return str(job["metadata"]["uid"])
 
 
-def _refuse_other_nodes(client: JobClient, job: Object, nodes: Sequence[str]) -> NoReturn:
-    """Raise UsageError: nothing that flk may change in this job holds the affinity of its pods."""
-    try:
-        refuse_other_nodes(client, job, nodes)
-    except UsageError as error:
-        error.hint = "flk has not made it: delete it, change the affinity in its own manifest, and create it anew"
-        raise
+def avoiding(job: Object, nodes: Sequence[str]) -> Object:
+    """Return a job whose pods avoid ``nodes``: each term, of which a node must fulfil one, leaves them out."""
+    placed = copy.deepcopy(job)
+    added = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    for spec in target_of(placed).pod_specs(placed) if nodes else []:
+        affinity = spec["affinity"] = spec.get("affinity") or {}
+        of_nodes = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+        required = of_nodes[_REQUIRED] = of_nodes.get(_REQUIRED) or {}
+        for term in required.setdefault("nodeSelectorTerms", [{}]):
+            fields = term.get("matchFields") or []
+            term["matchFields"] = [*fields, *(field for field in added if field not in fields)]
+    return placed
 
 
-def _recreate(
-    client: JobClient,
-    job: Object,
-    objects_with_uid: OwnedObjects,
-    timeout: float | None,
-    report: Callable[[str], None],
-) -> str:
+def _report_absent(client: JobClient, nodes: Sequence[str], report: Callable[[str], None]) -> None:
+    """``report`` each of the nodes that is not in the cluster: its name may be wrong."""
+    for name in nodes:
+        try:
+            client.api.call("get", RequestTarget(NODES, None, name))
+        except ApiError as error:
+            if error.status == 404:
+                report(f"there is no node {name} in the cluster now")
+
+
+def _recreate(client: JobClient, job: Object, timeout: float | None, report: Callable[[str], None]) -> str:
     """Delete a job, and create it again. Its manifests are in a file in between.
 
     The name has to be free before the new job can have it, so for a moment there is neither. Whatever ends flk in that
@@ -121,7 +132,9 @@ def _recreate(
     job exists.
     """
     name = job["metadata"]["name"]
-    own = _manifest(_as_queued(client, job, report), new_submission=True)
+    if queue_of(job):
+        report("the nodes that Kueue has chosen for it are kept")
+    own = _manifest(job, new_submission=True)
     _say_restarted(own["spec"])
     name_secret(own)  # as for a job that kubectl creates, which the file is for
     manifests = [own, *map(_manifest, _owned_by(client, job))]
@@ -139,7 +152,7 @@ def _recreate(
         for _, result in delete_jobs(client, [seen], wait=True, timeout=timeout, report=report):
             if isinstance(result, FlkError):
                 raise result
-        created = create_job(client, manifests, objects_with_uid)
+        created = create_job(client, manifests)
     except (FlkError, KeyboardInterrupt) as error:
         command = client.commands.kubectl(f"create -f {path}")
         kept = f"its manifests are kept; if the job is gone, this creates it again, without a Secret: {command}"
@@ -150,35 +163,6 @@ def _recreate(
         raise
     path.unlink(missing_ok=True)
     return str(created["metadata"]["uid"])
-
-
-def _as_queued(client: JobClient, job: Object, report: Callable[[str], None]) -> Object:
-    """Return the job with the pod templates that it had before Kueue admitted it, which its Workload has.
-
-    Kueue takes back its additions when it stops a job, and not when the job ends.
-    """
-    if not queue_of(job):
-        return job
-    try:
-        selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={job['metadata']['uid']}"}
-        workloads = client.api.list_all(client.target(WORKLOADS), selector)[0]
-    except ApiError:
-        workloads = []
-    if not workloads:
-        report("its Workload cannot be read, so the nodes that Kueue has chosen for it are kept")
-        return job
-    job = copy.deepcopy(job)
-    for role, pods in zip(target_of(job).replicas(job).values(), workloads[0]["spec"]["podSets"], strict=False):
-        before, now = pods["template"], role.template
-        for key in _INJECTED:
-            now["spec"].pop(key, None)
-            if before["spec"].get(key):
-                now["spec"][key] = before["spec"][key]
-        for part in ("labels", "annotations"):
-            found, given = ((template.get("metadata") or {}).get(part) or {} for template in (now, before))
-            for key in [key for key in found if key.startswith(_INJECTED_KEYS) and key not in given]:
-                del found[key]
-    return job
 
 
 def _owned_by(client: JobClient, job: Object) -> list[Object]:

@@ -1,35 +1,172 @@
-"""Suspend and resume a job through its field suspend, on which its controller deletes or creates its pods.
+"""Suspend and resume a job through its field suspend, scale it, and watch the pods of jobs end.
 
-A suspended job keeps its name, its UID and all its objects but the pods. The pods get SIGTERM and the grace period, in
-which a job that uses flk's library saves. When it is resumed, all pods are new: it starts at its last checkpoint in a
-volume or in S3, with no restarts used. Checkpoints in memory end with the pods.
+On the field suspend, the controller of a job deletes or creates its pods. A suspended job keeps its name, its UID and
+all its objects but the pods. The pods get SIGTERM and the grace period, in which a job that uses flk's library saves.
+When it is resumed, all pods are new: it starts at its last checkpoint in a volume or in S3, with no restarts used.
+Checkpoints in memory end with the pods.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from flk import labels
-from flk.errors import FlkError, JobDeletedError, UsageError
-from flk.jobs.lifecycle.ending import loses_checkpoints, refuse_to_lose, watch_pods_end
-from flk.jobs.lifecycle.placement import (
-    avoiding,
-    change_job,
-    place,
-    quarantined,
-    refuse_other_nodes,
-    report_absent,
-)
+from flk.errors import FlkError, JobDeletedError, JobNotFoundError, UsageError, WaitTimeoutError
+from flk.jobs.listing import in_parallel
 from flk.jobs.state import derive
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
+from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
+from flk.observe.pool import ReadPool
 from flk.observe.reader import view_job
+from flk.observe.resources import resource_of
 from flk.observe.view import JobView
 from flk.targets import target_of
+from flk_runtime.contract import user_env
 from flk_runtime.contract.quantities import plural
+
+REPORT_EVERY: Final = 5.0  # seconds between two reports while flk waits
+
+
+def watch_pods_end(
+    client: JobClient,
+    jobs: Sequence[JobRef],
+    *,
+    until: float | None,
+    report: Callable[[str], None],
+    awaited: str,
+    overdue: str,
+    is_done: Callable[[JobRef, Observation], bool],
+    pods_left: Callable[[Observation], Sequence[Object]] = lambda seen: seen.pods,
+) -> Iterator[tuple[JobRef, FlkError | None]]:
+    """Yield the jobs in their order, each when ``is_done`` says so of it, or with the error that it raises.
+
+    ``report`` is called periodically with the number of ``pods_left`` and ``awaited``, what they still do. The error of
+    a job that is not done once time.monotonic() has reached ``until`` is WaitTimeoutError, and an error of the watches
+    is that of each of their jobs; these begin with ``overdue``, which has a place ``{name}`` for the name of the job.
+    A job that does not exist any more is done.
+    """
+    reported, are_several = time.monotonic(), len(jobs) > 1
+    results: dict[JobRef, FlkError | None] = {}
+    left = dict.fromkeys(jobs, 0)  # pods, of the jobs that are not done
+    with Follower(client, jobs) as follower:
+        results.update(_ends(follower, overdue))
+        for seen in follower.updates(until):
+            results.update(_ends(follower, overdue))
+            for job, each in seen.items():
+                left[job] = len(pods_left(each))
+                try:
+                    if not is_done(job, each):
+                        continue
+                    results[job] = None
+                except FlkError as error:
+                    results[job] = error
+                follower.drop(job)
+            now, going_on = time.monotonic(), [job for job in jobs if job in follower]
+            if until is not None and now >= until:
+                for job in going_on:
+                    late = _late(f"{plural(left[job], 'pod')} left")
+                    results[job] = _begun_with(overdue.format(name=job.name), late)
+                    follower.drop(job)
+            elif going_on and now - reported > REPORT_EVERY:
+                reported, pods = now, sum(left[job] for job in going_on)
+                whose = plural(len(going_on), "job") if are_several else going_on[0].name
+                report(f"waiting for {plural(pods, 'pod') + ' of ' if pods else ''}{whose} to {awaited}")
+            while jobs and jobs[0] in results:
+                yield jobs[0], results[jobs[0]]
+                jobs = jobs[1:]
+        results.update(_ends(follower, overdue))
+    yield from ((job, results[job]) for job in jobs)
+
+
+def _ends(follower: Follower, overdue: str) -> dict[JobRef, FlkError | None]:
+    """Return the results of the jobs that are not followed any more: of those that do not exist, no error."""
+    return {
+        job: None if isinstance(error, JobNotFoundError) else _begun_with(overdue.format(name=job.name), error)
+        for job, error in follower.take_errors().items()
+    }
+
+
+def _begun_with(overdue: str, error: FlkError) -> FlkError:
+    """Return the error with what goes on all the same before its text."""
+    told = copy.copy(error)
+    told.args = (f"{overdue}: {error}",)
+    return told
+
+
+def _late(text: str) -> WaitTimeoutError:
+    return WaitTimeoutError(
+        text, hint="a pod on a node that does not answer stays until the node is removed or is back"
+    )
+
+
+def loses_checkpoints(job: Object) -> bool:
+    """Return whether the launchers of a job keep its checkpoints in its pods only, as far as its manifest tells."""
+    for role in target_of(job).replicas(job).values():
+        spec = role.template.get("spec") or {}
+        ends = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
+        for container in spec.get("containers") or []:
+            folder = [v.get("value") for v in container.get("env") or [] if v.get("name") == user_env.CHECKPOINT]
+            for mount in container.get("volumeMounts") or []:
+                if mount["name"] in ends and folder[-1:] == [mount["mountPath"]]:
+                    return True
+    return False
+
+
+def lost_with_pods(view: JobView) -> str:
+    """Return what a job loses if all its pods end now, as a sentence; empty: nothing, as far as it has told.
+
+    That a script saves nothing, or saves elsewhere by itself, is not known here: its steps are told, too.
+    """
+    if not _keeps_nothing(view):
+        return ""
+    ends = "only in the memory of its pods, which ends with them"
+    if view.unread_record and not view.record:
+        return f"the checkpoints of job {view.name} are {ends}, and how far it is cannot be read: {view.unread_record}"
+    saved = view.record.saved if view.record else None
+    step = max((progress.step for progress in view.seen.progress), default=saved)
+    if not step:
+        return ""
+    newest = "its checkpoints are" if saved is None else f"its newest checkpoint, of step {saved}, is"
+    return f"job {view.name} is at step {max(step, saved or 0)}, and {newest} {ends}"
+
+
+def _keeps_nothing(view: JobView) -> bool:
+    """Return whether a job has run, and checkpoints of its launchers would end with its pods."""
+    ended = view.gone or {"Succeeded", "Failed"} & view.conditions.keys()
+    started = any(pod.started for pod in view.pods)
+    return not ended and not view.suspended and started and loses_checkpoints(view.job)
+
+
+def refuse_to_lose(view: JobView, lose_progress: bool, report: Callable[[str], None]) -> None:
+    """Raise UsageError if a job loses progress when its pods end, unless the user has agreed: then ``report`` it."""
+    lost, again = lost_with_pods(view), "it starts again at step 0, unless its script saves elsewhere"
+    if lost and not lose_progress:
+        hint = "--lose-progress ends them all the same; a job that is submitted with --checkpoint keeps its progress"
+        raise UsageError(f"{lost}: {again}", hint=hint)
+    if lost:
+        report(f"{lost}: {again}")
+    elif _keeps_nothing(view):
+        report(f"job {view.name} has no volume for checkpoints, and those in memory end with its pods: {again}")
+
+
+def losses(client: JobClient, jobs: Sequence[JobRef]) -> Iterator[str]:
+    """Yield what each job loses if all its pods end now; nothing for jobs that cannot be read or lose nothing."""
+
+    def read(ref: JobRef) -> str:
+        own = client.for_job(ref)
+        job = own.get_job(ref.name)
+        ended = {"Succeeded", "Failed"} & target_of(job).conditions(job).keys()
+        return "" if ended or not loses_checkpoints(job) else lost_with_pods(view_job(own, ref.name))
+
+    for _, lost in in_parallel(jobs, read, ReadPool()):
+        if lost and not isinstance(lost, FlkError):
+            yield lost
 
 
 def suspend(
@@ -58,26 +195,14 @@ def suspend(
     return changed
 
 
-def resume(
-    client: JobClient, name: str, *, avoid: Sequence[str] = (), report: Callable[[str], None] = lambda text: None
-) -> bool:
+def resume(client: JobClient, name: str) -> bool:
     """Let a suspended job start again. Return whether it was suspended.
 
-    Pods that are made from now on avoid the nodes ``avoid``, and those of a suspended job nodes in quarantine where
-    others have room. Raises UsageError if the job has ended, if Kueue manages it, if not all of its objects were
-    created, or if its pods cannot be given other nodes.
+    Raises UsageError if the job has ended, if Kueue manages it, or if not all of its objects were created.
     """
     job = changeable_job(client, name)
     refuse_incomplete(client, job)
     suspended = is_suspended(job)
-    if avoid and not target_of(job).placeable:
-        refuse_other_nodes(client, job, avoid)
-    report_absent(client, avoid, report)
-    placed = avoiding(job, avoid, quarantined(view_job(client, name), report) if suspended else [])
-    if target_of(job).placeable:
-        place(client, job, placed)
-    elif placed != job:
-        report(f"pods of a {job['kind']} may start there again; {client.commands.flk('restart', name)} creates it anew")
     if suspended:
         set_suspended(client, job, False)
     return suspended
@@ -86,6 +211,13 @@ def resume(
 def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
     """Set or clear the field suspend of exactly this job. Raises ConflictError if another has its name now."""
     change_job(client, job, target_of(job).suspension(True) if suspended else starting(client, job))
+
+
+def change_job(client: JobClient, job: Object, change: Object) -> Object:
+    """Change exactly this job by a merge patch, and return it. Raises ConflictError if another has its name now."""
+    meta, body = job["metadata"], {"metadata": {}, **change}
+    body["metadata"] = {"uid": meta["uid"], **body["metadata"]}
+    return client.api.call("patch", client.target(resource_of(job), meta["name"]), body=body)
 
 
 def starting(client: JobClient, job: Object) -> Object:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict, deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -92,18 +90,15 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     if pods and not shown and all(phase_of(pod) == "Pending" for pod in pods):
         yield LogLine(f"there is no line yet: job {name} is {state.headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
-    if gone:
-        known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last is not None else []
+    known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last and options.of_ranks else []
+    if last and known:
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
-        if last is not None and known and (refusal := _unanswered(chosen)):
-            yield LogLine(f"{in_short(known)} {verb} gone; {refusal}", note=True)
-        elif last is not None and known:
-            when = last.as_of(client.now())
-            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines, {when}", note=True)
-            for pod in known:
-                yield from kept_lines(client, last, chosen, pod)
-        elif not pods:
-            yield LogLine(f"there is no pod with a log: job {name} is {state.headline}", note=True)
+        when = last.as_of(client.now())
+        yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines, {when}", note=True)
+        for pod in known:
+            yield from kept_lines(client, last, chosen, pod)
+    elif gone and not pods:
+        yield LogLine(f"there is no pod with a log: job {name} is {state.headline}", note=True)
 
 
 def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[LineFilter, list[str]]:
@@ -113,21 +108,12 @@ def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[L
     """
     target = next((target for target in TARGETS.values() if target.kind == last.state.kind), DEFAULT)
     name = last.state.name
+    if options.previous or options.container not in ("", target.container):
+        option, command = "--previous" if options.previous else "--container", client.commands.flk("logs", name)
+        problem = f"{option}: job {name} is gone, and flk has kept lines of its ranks only"
+        raise UsageError(problem, hint=f"{command} shows them")
     chosen = LineFilter(options, name, last.pods, target, 0)
-    if refusal := _unanswered(chosen):
-        option, _, why = refusal.partition(": ")
-        raise UsageError(f"{option}: job {name} is gone; {why}", hint=f"{client.commands.flk('logs', name)} shows them")
     return chosen, sorted(filter(lambda pod: chosen.wants_index(chosen.index_of(pod)), last.lines), key=chosen.index_of)
-
-
-def _unanswered(chosen: LineFilter) -> str:
-    """Return the option that kept lines do not answer, and why; empty if there is none."""
-    options = chosen.options
-    if options.container not in ("", chosen.container):
-        return f"--container: flk has kept lines of the container {chosen.container} only"
-    if options.previous:
-        return "--previous: flk has kept the last lines of the pods, not those of earlier containers"
-    return ""
 
 
 def kept_lines(client: JobClient, last: Answer, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
@@ -145,40 +131,48 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, read: dict[
 
     ``read`` gets the lines of whole logs.
     """
-    options, remaining = chosen.options, iter(pods)
+    options = chosen.options
     failure, readable = None, False
     unread: dict[str, list[str]] = {}  # by reason: names of pods
-    with ReadPool(DUMPED) as pool:
-        reading: deque[tuple[str, Future[list[tuple[str, str]]]]] = deque()
-        for pod in itertools.islice(remaining, DUMPED):
-            reading.append((pod["metadata"]["name"], pool.submit(read_log, client, pod, options)))
-        while reading:
-            name, future = reading.popleft()
-            for following in itertools.islice(remaining, 1):
-                reading.append((following["metadata"]["name"], pool.submit(read_log, client, following, options)))
-            try:
-                lines = future.result()
-            except ForbiddenError:
-                raise
-            except ApiError as error:
-                if error.status == 400:  # its container has not started, or was never restarted
-                    readable = True
-                    unread.setdefault("no log of an earlier container" if options.previous else "no log", []).append(
-                        name
-                    )
-                else:
-                    failure = error
-                    unread.setdefault(f"a log that cannot be read: {str(error).replace(name, 'POD')}", []).append(name)
-                continue
-            readable = True
-            if options.of_ranks and options.tail is None and options.since is None:
-                read[name] = lines
-            yield from chosen.lines(name).chosen(lines)
+    for name, lines in _logs(client, pods, options):
+        if isinstance(lines, ApiError) and lines.status != 400:
+            failure = lines
+            unread.setdefault(f"a log that cannot be read: {str(lines).replace(name, 'POD')}", []).append(name)
+            continue
+        readable = True
+        if isinstance(lines, ApiError):  # its container has not started, or was never restarted
+            unread.setdefault("no log of an earlier container" if options.previous else "no log", []).append(name)
+            continue
+        if options.of_ranks and not options.cuts:
+            read[name] = lines
+        yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
         yield LogLine(f"{in_short(names)} {verb} {reason}", note=True)
     if failure is not None and not readable:
         raise failure
+
+
+def _logs(
+    client: JobClient, pods: Sequence[Object], options: LogOptions
+) -> Iterator[tuple[str, list[tuple[str, str]] | ApiError]]:
+    """Yield the name of each pod with the lines of its log, or why it cannot be read; only some are held at once.
+
+    Raises ForbiddenError, which holds for all pods.
+    """
+
+    def read(pod: Object) -> tuple[str, list[tuple[str, str]] | ApiError]:
+        name = pod["metadata"]["name"]
+        try:
+            return name, read_log(client, pod, options)
+        except ForbiddenError:
+            raise
+        except ApiError as error:
+            return name, error
+
+    with ReadPool(DUMPED) as pool:
+        for begin in range(0, len(pods), DUMPED):
+            yield from pool.map(read, pods[begin : begin + DUMPED])
 
 
 def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[str, str]]:
@@ -289,20 +283,12 @@ def _read_outputs(client: JobClient, name: str, options: LogOptions) -> tuple[li
     chosen = LineFilter.of(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))
-    with ReadPool(DUMPED) as pool:
-        for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):
-            for line in found:
-                lines[line.tag].append(line)
+    for pod_name, read in _logs(client, pods[:PODS], plain):
+        if isinstance(read, ApiError):
+            continue  # its container has not started, or its node does not answer
+        for line in chosen.lines(pod_name).chosen(read):
+            lines[line.tag].append(line)
     return _outputs(lines), get_state(client, name).failure
-
-
-def _read_pod(client: JobClient, pod: Object, chosen: LineFilter) -> list[LogLine]:
-    try:
-        return list(chosen.lines(pod["metadata"]["name"]).chosen(read_log(client, pod, chosen.options)))
-    except ForbiddenError:
-        raise
-    except ApiError:
-        return []  # its container has not started, or its node does not answer
 
 
 def _outputs(lines: dict[str, list[LogLine]]) -> list[_Output]:

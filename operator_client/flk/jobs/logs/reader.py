@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Final
@@ -195,60 +194,27 @@ class PodReader(threading.Thread):
             self._closed.wait(_BACKOFFS[min(idle, len(_BACKOFFS) - 1)])
 
 
-THREADS: Final = 8
-ROUND: Final = 15.0  # seconds between two requests for one log, at least
-RATE: Final = 40.0  # requests a second of all threads together, at most, while the job runs
-_LAST_ROUND: Final = 1.0  # seconds between two requests for one log when the job has ended
+ROUND: Final = 20.0  # seconds between two requests for a log that is not followed
+AT_ONCE: Final = 8  # such logs that are read at once
+_LAST_ROUND: Final = 1.0  # seconds between two requests for such a log when the job has ended
 
 
-class Poller:
-    """Some threads that read the logs in turn until each is complete or ``closed`` is set."""
+class PodPoller(threading.Thread):
+    """A thread that asks for new lines of one pod now and then, and holds no connection in between.
 
-    def __init__(self, closed: threading.Event) -> None:
-        self._closed = closed
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[float, PodLog]] = deque()  # with the time of the next request
-        self._hurry = False
-        self._next = 0.0  # time of the next request of all threads
-        for number in range(THREADS):
-            threading.Thread(target=self._run, daemon=True, name=f"flk-poll-{number}").start()
+    Once ``ended`` is set it asks often: the job has ended, and only the last lines are missing.
+    """
 
-    def add(self, log: PodLog) -> None:
-        """Read this log, too."""
-        with self._changed:
-            self._waiting.appendleft((0.0, log))
-            self._changed.notify()
+    _turns = threading.BoundedSemaphore(AT_ONCE)
 
-    def hurry(self) -> None:
-        """Read all logs at once: the job has ended, and only the last lines are missing."""
-        with self._changed:
-            if not self._hurry:
-                self._hurry = True
-                self._waiting = deque((0.0, log) for _, log in self._waiting)
-                self._changed.notify_all()
+    def __init__(self, log: PodLog, closed: threading.Event, ended: threading.Event) -> None:
+        super().__init__(daemon=True, name=f"flk-poll-{log.name}")
+        self._log, self._closed, self._ended = log, closed, ended
+        self.start()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            log = self._take()
-            if log is None:
-                continue
-            log.read(follow=False)
-            with self._changed:
-                if not log.complete:
-                    pause = _LAST_ROUND if self._hurry else ROUND
-                    self._waiting.append((monotonic() + pause, log))
-                    self._changed.notify()
-
-    def _take(self) -> PodLog | None:
-        """Return the log whose turn it is; None after a pause, if there is none."""
-        with self._changed:
-            now = monotonic()
-            if not self._waiting:
-                self._changed.wait(0.5)
-                return None
-            due = max(self._waiting[0][0], 0.0 if self._hurry else self._next)
-            if now < due:
-                self._changed.wait(min(0.5, due - now))
-                return None
-            self._next = max(now, self._next) + 1 / RATE
-            return self._waiting.popleft()[1]
+    def run(self) -> None:
+        while not (self._closed.is_set() or self._log.complete):
+            with self._turns:
+                self._log.read(follow=False)
+            if self._ended.wait(ROUND):
+                self._closed.wait(_LAST_ROUND)

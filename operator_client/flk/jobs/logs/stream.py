@@ -21,11 +21,12 @@ from typing import Final
 from flk.errors import WaitTimeoutError
 from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, answer_of, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
-from flk.jobs.logs.reader import RATE, ROUND, PodLog, PodReader, Poller
-from flk.jobs.state import Phase, PodPhase, State, derive
+from flk.jobs.logs.reader import ROUND, PodLog, PodPoller, PodReader
+from flk.jobs.state import Phase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import follow_job
+from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.pods import CLOCK_SKEW, has_log
 from flk.observe.reader import Reader
@@ -105,7 +106,7 @@ class _Merger:
         self._closed = threading.Event()
         self._logs: dict[str, PodLog] = {}  # by the pods' UIDs
         self._readers: list[PodReader] = []
-        self._poller: Poller | None = None
+        self._job_ended = threading.Event()
         self._names: set[str] = set()  # of pods whose log is or was read
         self._noted: set[str] = set()  # notes that are given once
         self._record: JobRecord | None = None  # the last one in the logs
@@ -120,6 +121,7 @@ class _Merger:
     def close(self) -> None:
         """Have all threads end, and keep the last answer."""
         self._closed.set()
+        self._job_ended.set()
         if self._view is None:
             return
         seen = self._view.seen
@@ -193,25 +195,17 @@ class _Merger:
         if len(self._readers) < FOLLOWED:
             self._readers.append(PodReader(log, self._closed))
         else:
-            self._poll(log, sum(map(chosen.wants_index, range(len(chosen.names)))))
-
-    def _poll(self, log: PodLog, pods: int) -> None:
-        if self._poller is None:
-            self._poller = Poller(self._closed)
-            others = max(1, pods - FOLLOWED)
-            every = short_duration(max(ROUND, others / RATE))
             self._note(
                 "polled",
-                f"following the logs of {plural(FOLLOWED, 'pod')}; lines of {plural(others, 'other pod')} come every "
-                f"{every}. --rank and --pod choose pods",
+                f"following the logs of {plural(FOLLOWED, 'pod')}; lines of other pods come every {ROUND:g} s. --rank "
+                "and --pod choose pods",
             )
-        self._poller.add(log)
+            PodPoller(log, self._closed, self._job_ended)
 
     def _await_last_lines(self) -> None:
         """Wait until all logs are complete, as long as more of them comes. Lines of pods that run on do not count."""
         self._ended = self._client.now()
-        if self._poller is not None:
-            self._poller.hurry()
+        self._job_ended.set()
         left = math.inf
         while (missing := [log for log in self._logs.values() if not log.complete]) and not self._closed.is_set():
             if len(missing) < left or self.lines.full():  # full: who prints the lines is slow

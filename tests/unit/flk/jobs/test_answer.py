@@ -22,7 +22,6 @@ from flk.observe.client import JobClient
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.log_format import RECORD_MARKER, TELEMETRY_MARKER
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
@@ -88,33 +87,6 @@ def test_a_job_that_a_command_has_named_is_known_when_somebody_has_deleted_it(
     assert [main([again, "other"]) for again in ("status", "why", "logs", "wait")] == [102] * 4
 
 
-ENDS = {
-    "running": ("Deleted", "Deleted", 103),
-    "succeeded": ("Succeeded", "", 0),
-    "exception on rank 1": ("Failed", "ExceptionRaised", 0),
-}
-
-
-@pytest.mark.parametrize("first", ["status", "why", "wait", "logs"])
-@pytest.mark.parametrize("which", ENDS)
-def test_state_and_cause_of_a_job_that_was_deleted_agree_whichever_command_saw_it(
-    fake: FakeApiServer, kubeconfig: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, which: str, first: str
-) -> None:
-    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
-    phase, cause, code = ENDS[which]
-    jobs.add(fake, which)
-    words = {"wait": ["--timeout", "0"], "logs": ["--no-follow"]}
-    main([first, "gpt", *words.get(first, [])])
-    fake.delete_all()
-    capsys.readouterr()
-    assert main(["status", "gpt", "-o", "json"]) == code
-    status = json.loads(capsys.readouterr().out)
-    assert main(["why", "gpt", "-o", "json"]) == code
-    why = json.loads(capsys.readouterr().out)
-    assert (status["phase"], (status["cause"] or {}).get("code", "")) == (phase, cause)
-    assert (why["code"], bool(why["as_of"])) == (cause, True)
-
-
 def test_lists_and_selectors_keep_nothing(fake: FakeApiServer, kubeconfig: Path, state_folder: Path) -> None:
     jobs.add(fake, "running")
     fake.objects[JOBS]["gpt"]["metadata"].setdefault("labels", {})["team"] = "nlp"
@@ -151,7 +123,7 @@ def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
     which: str,
     gone: str,
 ) -> None:
-    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
+    monkeypatch.setattr("flk.jobs.wait.FAILURE_DELAY", 0.0)
     jobs.add(fake, which)
     assert main(["wait", "gpt"]) > 0
     fake.objects[EVENTS].clear()
@@ -250,27 +222,18 @@ def test_lines_and_files_are_bounded(fake: FakeApiServer, client: JobClient, sta
 def test_lines_of_earlier_pods_stay_while_there_is_room(
     client: JobClient, state_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "MAX_LINES", 4)
-    monkeypatch.setattr(answer, "LINES_OF_A_POD", (2, 2))
+    monkeypatch.setattr(answer, "EARLIER_PODS", 0)
     view = jobs.running().view()
     for pods in ("a", "b", "c"), ("b",), ("d",):
         say(client, view, lines={pod: [("", "one"), ("", "two")] for pod in pods})
     last = last_answer(client, "gpt")
     assert last
-    assert list(last.lines) == ["b", "d"]
+    assert list(last.lines) == ["c", "b", "d"]
     (path,) = state_folder.glob("*/*/*")
     monkeypatch.setattr(answer, "MAX_READ", 10)
     before = path.read_bytes()
     say(client, view, 7.0)
     assert path.read_bytes() == before
-
-
-def test_records_for_programs_take_no_place_of_lines(client: JobClient) -> None:
-    marks = [f"[pod 0] {mark}" for mark in (f"{TELEMETRY_MARKER}x", f"{RECORD_MARKER}{{}}")]
-    say(client, jobs.running().view(), lines={"gpt-worker-0": [("", text) for text in ("real", *marks * 100)]})
-    last = last_answer(client, "gpt")
-    assert last
-    assert last.lines["gpt-worker-0"] == [["", "real"]]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

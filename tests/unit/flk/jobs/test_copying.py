@@ -1,14 +1,12 @@
-"""`flk cp`: what arrives in both directions, with tar and with Python, and what a pod cannot make it write."""
+"""`flk cp`: what arrives in both directions, and what a pod cannot make it write."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -22,8 +20,6 @@ from flk.jobs import copying
 from flk.jobs.copying import Received
 from flk.kube.sockets import STDERR, STDOUT
 from flk.observe.client import JobClient
-
-PROGRAMS = ("sh", "readlink", "dirname", "wc", "mv", "rm", "mkdir", "cat")
 
 
 class HereCommand:
@@ -74,33 +70,21 @@ class HereCommand:
         self._process.wait()
 
 
-@pytest.fixture(params=["tar", "python"])
-def container(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
-) -> copying.Container:
-    """A container whose files are those of this machine, with tar or without it."""
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> copying.Container:
+    """A container whose files are those of this machine."""
     monkeypatch.setattr(copying, "RemoteCommand", HereCommand)
-    if request.param == "python":
-        programs = tmp_path / "bin"
-        programs.mkdir()
-        for name in PROGRAMS:
-            (programs / name).symlink_to(str(shutil.which(name)))
-        (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        (programs / "python3").chmod(0o755)
-        monkeypatch.setattr(HereCommand, "path", str(programs))
     return copying.Container(JobClient.connect(), "gpt-worker-0", "pytorch")
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder with a large file, an empty one, a folder, odd names, links in it and out of it, and a pipe."""
+    """A folder with a large file, an empty one, a folder, odd names and a hard link."""
     folder = tmp_path / "run 1"
     (folder / "step-10" / "empty").mkdir(parents=True)
     (folder / "step-10" / "shard.bin").write_bytes(os.urandom(3_000_000))
     (folder / "--checkpoint-action=x").write_text("odd\n")
     (folder / "none").touch()
-    (folder / "latest").symlink_to("step-10")
-    (folder / "step-10" / "up").symlink_to("../none")
     (folder / "script.sh").write_text("echo\n")
     (folder / "script.sh").chmod(0o755)
     os.link(folder / "script.sh", folder / "same.sh")
@@ -108,35 +92,34 @@ def tree(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What is below a folder: the bytes of files, and where links lead."""
+    """What is below a folder: the bytes of files."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        found[name] = os.readlink(path) if path.is_symlink() else path.is_dir() or path.read_bytes()
+        found[name] = path.is_dir() or path.read_bytes()
     return found
 
 
 def test_a_folder_in_both_directions(container: copying.Container, tree: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     (tree / "out").symlink_to("/etc/passwd")
-    copied = container.read(str(tree), str(tmp_path / "here"), notes.append)
-    (tree / "out").unlink()
-    assert files(tmp_path / "here") == files(tree)
-    assert (copied.files, copied.path) == (5, str(tmp_path / "here"))
-    assert notes == ["left out the link out: it leads out of the folder, to /etc/passwd"]
-    assert os.access(tmp_path / "here" / "script.sh", os.X_OK)
-    os.mkfifo(tree / "pipe")
+    (tmp_path / "link").symlink_to(tree)
+    copied = container.read(f"{tmp_path}/link", str(tmp_path / "here"), notes.append)
+    assert notes == ["left out out: it is neither a file nor a folder"]
     (tmp_path / "there").mkdir()
-    copied = container.write(tree, f"{tmp_path}/there", notes.append)
+    os.mkfifo(tree / "pipe")
+    sent = container.write(tmp_path / "link", f"{tmp_path}/there", notes.append)
+    assert notes[1:] == [f"left out {tree}/{name}: it is neither a file nor a folder" for name in ("out", "pipe")]
+    (tree / "out").unlink()
     (tree / "pipe").unlink()
-    assert files(tmp_path / "there" / "run 1") == files(tree)
-    assert (copied.files, copied.path) == (5, f"{tmp_path}/there/run 1")
-    assert "left out" in notes[-1]
-    assert "pipe: it is neither" in notes[-1]
+    assert files(tmp_path / "here") == files(tree) == files(tmp_path / "there" / "run 1")
+    assert (copied.files, copied.path) == (5, str(tmp_path / "here"))
+    assert (sent.files, sent.path) == (5, f"{tmp_path}/there/run 1")
+    assert os.access(tmp_path / "here" / "script.sh", os.X_OK)
 
 
 def test_a_file_in_both_directions(container: copying.Container, tree: Path, tmp_path: Path) -> None:
-    shard = tree / "latest" / "shard.bin"
+    shard = tree / "step-10" / "shard.bin"
     copied = container.read(str(shard), f"{tmp_path}/", print)
     assert (copied.size, Path(copied.path).read_bytes()) == (3_000_000, shard.read_bytes())
     (tmp_path / "new").write_text("old")
@@ -275,7 +258,7 @@ def archive(*members: tuple[str, str, bytes], links: bytes = tarfile.SYMTYPE) ->
         (io.BytesIO(archive(("a", "", b"x" * 5000)).read()[:2000]), "is not a whole archive"),
         (io.BytesIO(b"not an archive"), "is not a whole archive"),
         (archive(("a", "", b"x"), ("a", "", b"y")), "cannot be written: File exists"),
-        (archive(("a", "b", b""), ("a/c", "", b"x")), "cannot be written"),
+        (archive(("a", "..", b""), ("a/c", "", b"x")), "cannot be written"),
     ],
 )
 def test_what_a_pod_may_not_send(stream: io.BytesIO, error: str, tmp_path: Path) -> None:
@@ -284,17 +267,6 @@ def test_what_a_pod_may_not_send(stream: io.BytesIO, error: str, tmp_path: Path)
         received.unpack(stream)
     received.close()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../evil", "b/../../..", "../sub/../../x"])
-def test_links_that_lead_out_are_left_out(target: str, tmp_path: Path) -> None:
-    notes: list[str] = []
-    received = Received(str(tmp_path / "here"), "gpt", notes.append)
-    received.unpack(archive(("sub/link", target, b""), ("in", "sub", b"")))
-    received.keep()
-    received.close()
-    assert notes == [f"left out the link sub/link: it leads out of the folder, to {target}"]
-    assert files(tmp_path) == {"here": True, "here/in": "sub"}
 
 
 def copied(target: Path, *members: tuple[str, str, bytes]) -> list[str]:
@@ -309,24 +281,10 @@ def copied(target: Path, *members: tuple[str, str, bytes]) -> list[str]:
     return notes
 
 
-def test_a_link_below_a_link_is_left_out(tmp_path: Path) -> None:
-    """By its name a/a/plots lies two folders deep, and where it lies none."""
-    notes = copied(tmp_path, ("a", ".", b""), ("a/a/plots", "../../secret", b""), ("a/b", "x", b""))
-    assert [note.partition(":")[0] for note in notes] == ["left out the link a/a/plots", "left out the link a/b"]
-    assert files(tmp_path) == {"out": True, "out/a": "."}
-
-
-def test_the_folder_itself_is_no_link(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as made:
-        info = tarfile.TarInfo(".")
-        info.type, info.linkname = tarfile.SYMTYPE, "secret"
-        made.addfile(info)
-    received = Received(str(tmp_path), "out", print)
-    with pytest.raises(ApiError, match="neither a file nor a folder"):
-        received.unpack(io.BytesIO(stream.getvalue()))
-    received.close()
-    assert files(tmp_path) == {}
+def test_links_are_left_out(tmp_path: Path) -> None:
+    notes = copied(tmp_path, ("up", "..", b""), ("in", "up", b""), ("file", "", b"x"))
+    assert notes == [f"left out {name}: it is neither a file nor a folder" for name in ("up", "in")]
+    assert files(tmp_path) == {"out": True, "out/file": b"x"}
 
 
 @pytest.mark.parametrize("link", ["out", "out/sub"])

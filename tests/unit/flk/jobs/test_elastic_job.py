@@ -8,7 +8,6 @@ import pytest
 
 from flk import Job
 from flk.errors import ApiError, UsageError
-from flk.health import find
 from flk.jobs.logs.lines import LineFilter, LogOptions
 from flk.jobs.state import Phase, derive
 from flk.labels import QUEUE
@@ -99,14 +98,6 @@ def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> No
     assert state.attempts[0].cause == "gpt-worker-1 received SIGTERM; saved after step 9"
 
 
-def test_a_pod_without_ranks_that_does_not_join_is_the_cause() -> None:
-    builder = elastic().all("pod").condition("Running")
-    builder.record = record(Attempt(0, NOW - 50, NOW - 40, pods="0-2"))
-    log = {"gpt-worker-0": ["3 of 4 pods have joined; waiting for pod 3"]}
-    (found,) = [each for each in find(builder.view(logs=log)) if each.code == "RankNeverJoined"]
-    assert found.sentence.startswith("3 of 4 pods have joined; the launcher of gpt-worker-3 has not, and the others")
-
-
 def test_a_spare_in_the_place_of_a_lost_pod_has_its_ranks() -> None:
     builder = JobBuilder(replicas=3, processes=2).all("pod")
     builder.container["env"] = [{"name": "FLK_PODS", "value": "3"}, {"name": "FLK_SPARES", "value": "1"}]
@@ -171,14 +162,6 @@ def test_the_pods_of_ranks_are_not_guessed_before_the_first_attempt(fake: Any, c
     assert pod_of_rank(client, "gpt", 0).name == "gpt-worker-0"
     with pytest.raises(ApiError, match="which pod of job gpt has rank 1 is not known"):
         pod_of_rank(client, "gpt", 1)
-
-
-def test_the_pod_of_a_rank_that_does_not_exist(fake: Any, client: JobClient) -> None:
-    JobBuilder().pod(0).add_to(fake)
-    assert pod_of_rank(client, "gpt", 0).name == "gpt-worker-0"
-    with pytest.raises(ApiError, match="pod gpt-worker-1 does not exist"):
-        pod_of_rank(client, "gpt", 1)
-    assert not [path for path in fake.asked("GET") if path.endswith("/log")]
 
 
 def test_the_log_of_a_rank_marks_attempts_only_in_the_pods_where_it_was() -> None:

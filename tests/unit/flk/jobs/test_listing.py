@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -16,14 +15,13 @@ from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import Standstill
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
-from tests.support.api_server import EVENTS, JOBS, FakeApiServer
+from tests.support.api_server import EVENTS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
-from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.observe.test_needs import pending_workload
 
 
@@ -52,18 +50,6 @@ def test_each_job_of_a_list_is_interpreted_once(fake: FakeApiServer, run: Run, c
     assert counted == {"__init__": 15}
     assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
     assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
-
-
-def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
-    fake: FakeApiServer, run: Run, counted: Counter[str]
-) -> None:
-    for number in range(5):
-        builder = JobBuilder(2, name=f"waits-{number}")
-        builder.job["spec"]["runPolicy"]["suspend"] = True
-        builder.add_to(fake)
-    code, stdout, _ = run("list")
-    assert (code, stdout.count("Suspended")) == (0, 10)  # phase and reason
-    assert counted == {"__init__": 10}
 
 
 def _queued(name: str) -> JobBuilder:
@@ -122,24 +108,6 @@ def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiSer
     assert "Standstill" in run("list")[1]
     logs = [path for path in fake.asked("GET") if path.endswith("/log")]
     assert len(logs) == 3
-
-
-def test_a_pod_that_somebody_killed_is_no_lack_of_memory_after_the_job_has_succeeded(
-    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = Failure(Kind.CONTAINER_KILLED, 1, None, "gpt-worker-1", time=NOW - 31)
-    job = JobBuilder(2, memory="512Mi").all("ended", 0, record(None, killed, None).to_json()).condition("Succeeded")
-    job.event("Killing", "Stopping container pytorch", "Pod", "gpt-worker-1", at="2026-01-01T00:00:28Z")
-    job.add_to(fake)
-    for event in fake.objects[EVENTS].values():
-        event["involvedObject"]["namespace"] = "team"
-    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW)
-    said = "gpt-worker-1 was killed (Killing: Stopping container pytorch)"
-    assert json.loads(run("status", "gpt", "-o", "json")[1])["attempts"][0]["cause"] == said
-    assert json.loads(run("list", "-o", "json")[1])["items"][0]["attempts"][0]["cause"] == said
-    fake.refused[EVENTS] = 403, "events is forbidden"
-    for command in ("status", "list"):
-        assert "ran out of memory" not in run(command, *(["gpt"] if command == "status" else []), "-o", "json")[1]
 
 
 @pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))
@@ -217,28 +185,6 @@ def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jo
     fake.requests.clear()
     assert "at place 2 of 2, behind gpt" in run("list", "-o", "json")[1]
     assert fake.asked("GET").count(PENDING) == 1
-
-
-def test_a_list_does_without_events_that_the_api_server_does_not_give(fake: FakeApiServer, run: Run) -> None:
-    jobs.unschedulable("gpt").add_to(fake)
-    fake.refused[EVENTS] = (400, "no")  # an error that is final
-    assert _phases(run, "gpt") == [("Pending", "NotEnoughGpus")]
-
-
-@pytest.mark.parametrize("status", [200, 403])
-def test_no_garbage_is_collected_while_a_list_is_read(
-    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    enabled: list[bool] = []
-
-    def look(_: object) -> None:
-        enabled.append(gc.isenabled())
-
-    monkeypatch.setattr(fake, "heard", look)
-    if status != 200:
-        fake.refused[JOBS] = (status, "forbidden")
-    run("list")
-    assert (gc.isenabled(), set(enabled[:1])) == (True, {False})
 
 
 def test_the_variables_of_a_pod_are_read_if_one_says_where_it_is_in_the_network() -> None:

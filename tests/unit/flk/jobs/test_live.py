@@ -25,10 +25,9 @@ def live(fake: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "EVERY", 0.01)
     monkeypatch.setattr(module, "EVERY_LOG", 0.02)
     monkeypatch.setattr(module, "SHARE", 0)
-    monkeypatch.setattr(module, "_EVENTS_EVERY", 0.01)
 
     def make(read: module.Read = lambda client, name: (Telemetry(NOW), "not measured")) -> LiveJob:
-        builder = JobBuilder(2).all("pod").event("Created", "Created pod: gpt-worker-0", at="2026-01-01T00:00:05Z")
+        builder = JobBuilder(2).all("pod")
         builder.add_to(fake)
         return LiveJob(JobClient.connect(), "gpt", builder.state(), read)
 
@@ -64,26 +63,22 @@ def test_attempts_that_began_before_the_view_are_events(live: Callable[..., Live
     assert [text for _, text in again.events] == ["attempt 1 began", "attempt 2 began"]
 
 
-def test_it_follows_the_job_and_its_events_and_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:
+def test_it_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:
     job = live(lambda client, name: (Telemetry(NOW, 1, 100), ""))
     job.start()
     try:
-        until(lambda: job.telemetry and job.events, "both were read", seconds=20)
+        until(lambda: job.telemetry, "it was read", seconds=20)
     finally:
         job.close()
     assert job.telemetry == Telemetry(NOW, 1, 100)
-    assert [text for _, text in job.events] == ["Created: Created pod: gpt-worker-0"]
     assert (job.outage, job.error, job.missing) == ("", None, "")
 
 
-def test_an_outage_is_a_line_and_keeps_what_was_seen(
-    live: Callable[..., LiveJob], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_is_a_line_and_keeps_what_was_seen(live: Callable[..., LiveJob]) -> None:
     def refuse(*_: object) -> tuple[Telemetry, str]:
         raise UnreachableError("connection refused")
 
     job = live(refuse)
-    monkeypatch.setattr(JobClient, "list_events", refuse)
     job.start()
     try:
         until(lambda: job.outage and job.missing, "the outage is seen", seconds=20)
@@ -91,25 +86,6 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(
         job.close()
     assert job.outage.endswith("this is the last one: connection refused")
     assert job.state.name == "gpt"
-
-
-def test_events_of_pods_are_shown_and_equal_ones_share_a_line(
-    live: Callable[..., LiveJob], fake: FakeApiServer
-) -> None:
-    job = live()
-    builder = JobBuilder(20)
-    for index in range(20):
-        builder.pod(index, "Pending" if index in (15, 17) else "Running")
-        builder.event("Pulling", "Pulling image", "Pod", f"gpt-worker-{index}", "2026-01-01T00:00:06Z")
-    builder.event("FailedScheduling", "no nodes", "Pod", "gpt-worker-17", "2026-01-01T00:00:07Z")
-    builder.add_to(fake)
-    job.state = builder.state()
-    job._read_events()
-    job._read_events()
-    assert [text for _, text in job.events] == [
-        "gpt-worker-5 and 7 more pods: Pulling: Pulling image",
-        "gpt-worker-17: FailedScheduling: no nodes",
-    ]
 
 
 class OneRound:

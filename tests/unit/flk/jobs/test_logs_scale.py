@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections import defaultdict
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.jobs.logs import LogOptions, follow
-from flk.jobs.logs.reader import THREADS
-from flk.jobs.logs.stream import FOLLOWED
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
-from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer
 from tests.unit.flk.cli.outputs import jobs
 
@@ -59,36 +51,6 @@ def test_two_hundred_lines_from_each_of_a_hundred_pods(
     assert len(found) == 100
     assert all(numbers == list(range(200)) for numbers in found.values())
     assert int(run.stderr.split()[-1]) < 200
-
-
-@pytest.mark.parametrize("pods", [400, pytest.param(4096, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
-def test_more_pods_than_connections(
-    fake: FakeApiServer, kubeconfig: Path, pods: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_job(fake, pods, 2)
-    lock, reading, most = threading.Lock(), 0, 0
-    answer = fake._answer
-
-    def counted(handler: BaseHTTPRequestHandler) -> None:
-        nonlocal reading, most
-        with lock:
-            reading, most = reading + 1, max(most, reading + 1)
-        answer(handler)
-        with lock:
-            reading -= 1
-
-    monkeypatch.setattr(fake, "_answer", counted)
-    shown: dict[int | None, list[str]] = defaultdict(list)
-    notes = []
-    for line in follow(JobClient(ApiClient(connect())), "gpt", LogOptions()):
-        if line.note:
-            notes.append(line.text)
-        else:
-            shown[line.rank].append(line.message.split()[1])
-    assert len(shown) == pods
-    assert all(numbers == ["0", "1"] for numbers in shown.values())
-    assert len(notes) <= 1
-    assert most <= FOLLOWED + THREADS + 4
 
 
 def test_a_reader_that_ends_early(fake: FakeApiServer, kubeconfig: Path) -> None:

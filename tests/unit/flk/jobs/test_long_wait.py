@@ -199,7 +199,7 @@ def shifted(
         "flk.observe.follower",
         "flk.observe.follower",
         "flk.observe.reader",
-        "flk.jobs.wait.follow",
+        "flk.jobs.wait",
         "flk.kube.client",
         "flk.kube.credentials",
     ):
@@ -208,7 +208,7 @@ def shifted(
     monkeypatch.setattr(Follower, "updates", lambda self, until: updates(self, until, 10.0))  # a tenth of the states
     monkeypatch.setattr("flk.observe.follower.queue", clock.queue())
     monkeypatch.setattr("flk.observe.follower.list_and_watch", functools.partial(watch_by_clock, clock))
-    monkeypatch.setattr("flk.jobs.wait.follow.Quiet", lambda: Quiet(clock.monotonic))
+    monkeypatch.setattr("flk.jobs.wait.Quiet", lambda: Quiet(clock.monotonic))
     client = JobClient(ApiClient(connect(), sleep=clock.sleep))
     monkeypatch.setattr("flk.observe.client.JobClient.connect", lambda *_: client)
 

@@ -48,7 +48,7 @@ def test_only_what_is_surely_mine_is_deleted(jobs: FakeApiServer, capsys: pytest
     printed = capsys.readouterr()
     assert printed.out == "mine\n"
     assert jobs.asked("DELETE") == [f"{JOBS}/mine"]
-    assert "left alone, since another person may be ada there: of-laptop (ada@laptop)" in printed.err
+    assert "left alone, since another person may be ada there: of-laptop; delete" in printed.err
 
 
 def test_mine_are_listed_from_every_machine(jobs: FakeApiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,13 +57,6 @@ def test_queued() -> None:
     assert queued.state().headline == "queued: WaitingInQueue: it waits in queue gold; Kueue has no Workload for it yet"
 
 
-def test_no_node_has_room() -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
-    state = JobBuilder().all("pod", "Pending", node="", conditions=[condition]).state()
-    assert state.phase == Phase.PENDING
-    assert state.message == "gpt-worker-0 and 2 other pods: no node can take it (0/3 nodes: no GPU)"
-
-
 @pytest.mark.parametrize(
     ("reason", "code"),
     [
@@ -96,14 +89,6 @@ def test_volume_that_cannot_be_mounted() -> None:
     assert 'claim "data" not found' in state.message
 
 
-def test_pods_that_a_quota_refuses() -> None:
-    message = 'Error creating: pods "gpt-worker-1" is forbidden: exceeded quota: team, used: pods=1'
-    state = JobBuilder(2).pod(0).event("FailedCreatePod", message).state()
-    assert (state.phase, state.reason) == (Phase.STUCK, "PodRefused")
-    assert "exceeded quota: team" in state.message
-    assert state.pods[1].phase == "Missing"
-
-
 # While it runs
 
 
@@ -117,10 +102,6 @@ def test_running() -> None:
 def test_condition_running_does_not_hide_a_pod_that_is_missing() -> None:
     state = JobBuilder().pod(0).pod(1).condition("Running").state()
     assert (state.phase, state.ready) == (Phase.PENDING, 2)
-
-
-def test_some_done_while_others_run() -> None:
-    assert JobBuilder().all("pod").ended(0, 0).condition("Running").state().phase == Phase.RUNNING
 
 
 @pytest.mark.parametrize("code", [137, 143])
@@ -266,14 +247,6 @@ def test_code_is_the_failures(kind: Kind, code: int) -> None:
     assert JobBuilder().all("ended", code, record(failure).to_json()).condition("Failed").state().code == code
 
 
-def test_rank_that_was_killed_by_the_memory_limit() -> None:
-    failure = replace(RAISED, kind=Kind.OOM, message="", type="")
-    state = JobBuilder(memory="512Mi").all("ended", 104, record(failure).to_json()).condition("Failed").state()
-    assert state.code == ExitCode.INFRASTRUCTURE
-    assert "rank 2 in gpt-worker-2 ran out of memory" in state.message
-    assert "512Mi" in state.message
-
-
 def test_container_that_was_killed_by_the_memory_limit() -> None:
     """With cgroup v2 the launcher goes too, the operator starts the pod anew, and only its event tells."""
     lost = JobBuilder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
@@ -284,15 +257,6 @@ def test_container_that_was_killed_by_the_memory_limit() -> None:
     assert (state.code, state.reason) == (ExitCode.INFRASTRUCTURE, "OutOfMemory")
     assert "gpt-worker-2 ran out of memory" in state.message
     assert "512Mi" in state.attempts[-1].cause
-
-
-def test_container_that_was_killed_twice_and_whose_pods_left_no_trace() -> None:
-    killed = replace(LOST, kind=Kind.CONTAINER_KILLED, message="")
-    ended = record(killed, killed, killed).to_json()
-    state = JobBuilder(memory="512Mi").all("ended", 104, ended).condition("Failed").state()
-    assert (state.code, state.reason) == (ExitCode.INFRASTRUCTURE, "OutOfMemory")
-    assert "gpt-worker-2 ran out of memory" in state.message
-    assert "nothing else explains its SIGKILL; the limit is 512Mi" in state.message
 
 
 def at(seconds: float) -> str:
@@ -380,47 +344,6 @@ def test_container_whose_kill_an_event_explains_was_not_killed_by_the_memory_lim
     assert state.attempts[-1].cause == f"gpt-worker-2 was killed ({reason}: {message})"
 
 
-def test_container_that_a_preemption_killed_was_not_killed_by_the_memory_limit() -> None:
-    killed = killed_container().event("Preempted", "by pod 7", "Pod", "gpt-worker-2", at="2026-01-01T00:00:28Z")
-    state = killed.state()
-    assert (state.reason, state.attempts[-1].cause) == ("Preempted", "gpt-worker-2 was killed (Preempted: by pod 7)")
-
-
-@pytest.mark.parametrize(
-    ("name", "at"), [("gpt-worker-2", "2026-01-01T00:00:50Z"), ("gpt-worker-1", "2026-01-01T00:00:28Z")]
-)
-def test_event_of_another_time_or_pod_does_not_explain_a_kill(name: str, at: str) -> None:
-    """When the job has ended its operator deletes the pods that still run."""
-    killed = killed_container().event("Killing", "Stopping container pytorch", "Pod", name, at=at)
-    assert killed.state().reason == "OutOfMemory"
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
-        (
-            {"conditions": [{"type": "DisruptionTarget", "reason": "DeletionByTaintManager", "message": "NoExecute"}]},
-            "DeletionByTaintManager: NoExecute",
-        ),
-    ],
-)
-def test_container_whose_pod_was_ended_from_outside_was_not_killed_by_the_memory_limit(
-    status: dict[str, Any], text: str
-) -> None:
-    killed = killed_container()
-    pod = JobBuilder(memory="512Mi").ended(2, 137, at=28).pods[2]
-    pod["status"] |= status
-    killed.replaced_pods["gpt-worker-2"] = pod
-    assert f"gpt-worker-2 was killed ({text})" in killed.state().message
-
-
-def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
-    lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
-    text = "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: "
-    assert lost.event("OOMKilled", text, at="2025-12-31T00:00:00Z").state().reason == "PodLost"
-
-
 def test_replaced_pod_that_was_killed_by_the_memory_limit() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     lost.replaced_pods["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]
@@ -494,17 +417,6 @@ def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], No
     assert killed.state().reason != "OutOfMemory"
 
 
-def test_rank_that_a_user_killed_was_not_out_of_memory() -> None:
-    """The launcher has seen which of its processes got the signal."""
-    failure = replace(RAISED, kind=Kind.KILLED, signal=9, message="", type="")
-    ended = JobBuilder(memory="512Mi").all("ended", 100, record(failure).to_json()).condition("Failed")
-    assert ended.ended(1, 137).state().reason == "KilledBySignal"
-
-
-def test_code_of_a_launcher_whose_words_were_lost() -> None:
-    assert JobBuilder().all("ended", 104, "cut {").condition("Failed").state().code == ExitCode.INFRASTRUCTURE
-
-
 def test_program_that_is_not_flks() -> None:
     text = "Traceback (most recent call last):\n  File x\nKeyError: 'y'\n"
     state = JobBuilder().all("pod").ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()
@@ -522,23 +434,6 @@ def test_deadline_of_the_operator() -> None:
     state = job.ended(0, 143, JobRecord("running", 0, attempts=[Attempt(0, NOW - 60)]).to_json()).state()
     assert (state.reason, state.failure) == ("DeadlineExceeded", None)
     assert [(attempt.outcome, attempt.cause) for attempt in state.attempts] == [("failed", state.message)]
-
-
-def test_job_that_the_operator_refuses() -> None:
-    job = JobBuilder().event("PyTorchJobFailedValidation", "PyTorchJob failed validation because it has no replicas")
-    state = job.view()
-    state.now = NOW + 3600
-    assert (states.derive(state).phase, states.derive(state).code) == (Phase.STUCK, ExitCode.USAGE)
-    assert states.derive(state).message == "the training operator refuses the job: it has no replicas"
-    assert job.all("pod").state().reason == ""  # it was corrected since
-
-
-def test_failed_without_a_trace() -> None:
-    state = (
-        JobBuilder().condition("Failed", "job has failed because it has reached the specified backoff limit").state()
-    )
-    assert state.code == ExitCode.INFRASTRUCTURE
-    assert "backoff limit" in state.message
 
 
 def test_pods_that_are_gone_are_in_the_operators_events() -> None:

@@ -57,24 +57,6 @@ def test_native_groups_have_the_form_that_kubernetes_publishes(version: str) -> 
             assert named["podGroupName"] == group["metadata"]["name"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"minMember": 3},
-        {"schedulingPolicy": {"gang": {"minCount": 0}}},
-        {"schedulingPolicy": {"gang": {"minCount": 2}, "basic": {}}},
-        {"schedulingConstraints": {"topology": [{"topologyKey": "rack"}]}},
-        {"schedulingConstraints": {"topology": [{"key": "rack"}, {"key": "zone"}]}},
-    ],
-)
-@pytest.mark.parametrize("version", RECORDED)
-def test_what_kubernetes_does_not_publish_is_seen(version: str, wrong: dict[str, Any]) -> None:
-    _, (group,) = rendered(job(gang="native"))
-    group = {**group, "apiVersion": f"scheduling.k8s.io/{version}", "spec": {**group["spec"], **wrong}}
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(group, RECORDED[version]["PodGroup"])
-
-
 @pytest.mark.parametrize(("gang", "has"), [("native", True), ("volcano", True), ("coscheduling", False)])
 def test_the_group_has_the_priority_of_its_pods_where_it_has_one(gang: str, has: bool) -> None:
     """A group of Kubernetes 1.37 and of Volcano without a class has priority 0, whatever that of its pods is."""

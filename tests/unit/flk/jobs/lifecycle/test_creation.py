@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from flk.errors import ApiError, ConflictError, MissingApiError
-from flk.jobs.lifecycle.creation import create_job, dry_run
-from flk.jobs.submission import objects_with_uid
+from flk.jobs.lifecycle.creation import create_job, dry_run, objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
@@ -39,6 +38,17 @@ def manifests(submission: str = "mine") -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture
+def with_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job has a Secret with its UID."""
+
+    def secret(job: dict[str, Any]) -> list[dict[str, Any]]:
+        data = {"uid": job["metadata"]["uid"]}
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
+
+    monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", secret)
+
+
 def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
     job = create_job(client, manifests())
     assert fake.asked("POST")[CHECKS:] == [JOBS, MAPS, MAPS]
@@ -52,6 +62,7 @@ def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
         }
 
 
+@pytest.mark.usefixtures("with_secret")
 def test_job_is_suspended_until_all_of_its_objects_exist(fake: Any, client: JobClient) -> None:
     seen: list[tuple[str, bool]] = []
 
@@ -61,23 +72,11 @@ def test_job_is_suspended_until_all_of_its_objects_exist(fake: Any, client: JobC
         seen.append((created["metadata"]["name"], job["spec"]["runPolicy"]["suspend"]))
 
     fake.created = note
-    job = create_job(client, manifests(), secret_with_uid)
+    job = create_job(client, manifests())
     assert seen == [("gpt", True), ("gpt-code-0", True), ("gpt-code-1", True), ("gpt-rendezvous", True)]
     assert not job["spec"]["runPolicy"]["suspend"]
     assert INCOMPLETE not in job["metadata"]["annotations"]
     assert fake.requests[-1].method == "PATCH"
-
-
-def secret_with_uid(job: dict[str, Any]) -> list[dict[str, Any]]:
-    data = {"uid": job["metadata"]["uid"]}
-    return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
-
-
-def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClient) -> None:
-    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
-    secret = fake.objects[SECRETS]["gpt-rendezvous"]
-    assert secret["stringData"] == {"uid": uid}
-    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [uid]
 
 
 def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
@@ -86,7 +85,7 @@ def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=2), objects_with_uid)
+    created = create_job(client, rendered(replicas=2))
     data = fake.objects[SECRETS]["gpt-rendezvous-89abcdef"]["stringData"]
     assert data["uid"] == created["metadata"]["uid"]
     assert len(data["secret"]) >= 43  # 32 random bytes
@@ -98,13 +97,13 @@ def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, cl
 
 
 def test_the_pods_of_a_job_are_told_when_it_was_started(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=1), objects_with_uid)
+    created = create_job(client, rendered(replicas=1))
     template = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     assert abs(float(template["metadata"]["annotations"][STARTED]) - time.time()) < 100
 
 
 def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
-    created = create_job(client, rendered(replicas=1), objects_with_uid)
+    created = create_job(client, rendered(replicas=1))
     assert not fake.objects.get(SECRETS)
     (variables,) = environments(created["spec"])
     references = [each["valueFrom"].get("secretKeyRef") for each in variables if "valueFrom" in each]
@@ -112,12 +111,13 @@ def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
     assert [reference["optional"] for reference in references if reference] == [True, True]
 
 
+@pytest.mark.usefixtures("with_secret")
 def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(fake: Any, kubeconfig: Any) -> None:
     old = {"name": "gpt-rendezvous", "ownerReferences": [{"uid": "the job before"}]}
     fake.add("secrets", {"metadata": old})
     fake.refused[f"{SECRETS}/gpt-rendezvous"] = (403, "")
     client = JobClient(ApiClient(connect(), sleep=lambda seconds: fake.objects[SECRETS].pop("gpt-rendezvous", None)))
-    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
+    uid = create_job(client, manifests())["metadata"]["uid"]
     assert fake.objects[SECRETS]["gpt-rendezvous"]["stringData"] == {"uid": uid}
 
 
@@ -156,6 +156,7 @@ def test_jobs_with_the_same_code_share_it(fake: Any, client: JobClient) -> None:
 
 @pytest.mark.promise("Clusters: Jobs share their code, and the last one takes it along")
 @pytest.mark.parametrize("when", ["before it is an owner", "before it is released"])
+@pytest.mark.usefixtures("with_secret")
 def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any, client: JobClient, when: str) -> None:
     create_job(client, sharing("one"))
     suspended = []
@@ -171,19 +172,11 @@ def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any,
             suspended.append(fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"])
 
     fake.heard = collect
-    create_job(client, sharing("two"), secret_with_uid)
+    create_job(client, sharing("two"))
     assert suspended == [True]
     assert owners(fake, "flk-code-0") == ["two"]
     assert owners(fake, "flk-runtime-0") == ["one", "two"]
     assert not fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"]
-
-
-def test_an_archive_without_owners_stays_without(fake: Any, client: JobClient) -> None:
-    """Somebody has created it by hand, for jobs that flk does not know: it must not go with a job of flk's."""
-    for archive in sharing("one")[1:]:
-        fake.add("configmaps", archive)
-    create_job(client, sharing("two"))
-    assert all("ownerReferences" not in archive["metadata"] for archive in fake.objects[MAPS].values())
 
 
 def test_another_object_in_the_place_of_an_archive_is_not_used(fake: Any, client: JobClient) -> None:
@@ -244,13 +237,6 @@ def test_job_in_a_queue_is_started_by_the_queue(fake: Any, client: JobClient, by
     assert INCOMPLETE not in fake.objects[JOBS]["gpt"]["metadata"]["annotations"]
 
 
-def test_job_that_shall_be_suspended_is_not_started(fake: Any, client: JobClient) -> None:
-    job, *others = manifests()
-    job["spec"]["runPolicy"]["suspend"] = True
-    create_job(client, [job, *others])
-    assert fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
-
-
 def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) -> None:
     """As when the job is deleted and created by somebody else before its last object exists."""
 
@@ -266,12 +252,15 @@ def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) ->
     assert fake.objects[JOBS].get("gpt") is None or fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
 
 
-def test_interrupted_submission_deletes_what_it_has_created(fake: Any, client: JobClient) -> None:
+def test_interrupted_submission_deletes_what_it_has_created(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(job: dict[str, Any]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", interrupt)
     with pytest.raises(KeyboardInterrupt, match="the job gpt was deleted again"):
-        create_job(client, manifests(), interrupt)
+        create_job(client, manifests())
     assert fake.objects[JOBS] == {}
 
 
@@ -317,12 +306,6 @@ def test_lost_answer(fake: Any, client: JobClient, request_number: int, status: 
     assert not fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
 
 
-def test_busy_server_has_done_nothing(fake: Any, client: JobClient) -> None:
-    fake.fail(429)
-    create_job(client, manifests())
-    assert fake.asked("GET") == []
-
-
 def test_same_submission_again_is_the_same_job(fake: Any, client: JobClient) -> None:
     assert create_job(client, manifests())["metadata"]["uid"] == create_job(client, manifests())["metadata"]["uid"]
     assert list(fake.objects[JOBS]) == ["gpt"]
@@ -354,14 +337,6 @@ def test_a_job_that_has_the_name_is_left_alone(
     assert fake.asked("DELETE") == []
 
 
-def test_lost_answer_to_a_refusal_is_no_success(fake: Any, client: JobClient) -> None:
-    create_job(client, manifests("another"))
-    fake.faults.extend([None] * CHECKS)
-    fake.fail(0)
-    with pytest.raises(ConflictError):
-        create_job(client, manifests("mine"))
-
-
 def test_job_goes_when_its_code_cannot_be_created(fake: Any, client: JobClient) -> None:
     fake.faults.extend([None] * (CHECKS + 1))
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
@@ -376,24 +351,6 @@ def test_job_that_cannot_be_taken_back_is_named(fake: Any, client: JobClient) ->
     fake.fail(403, fake.status(403))
     with pytest.raises(ApiError, match=r"the job gpt still exists because it could not be deleted.*flk delete gpt"):
         create_job(client, manifests())
-
-
-def test_code_of_a_job_that_was_just_deleted_is_waited_for(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = {"name": "gpt-code-0", "ownerReferences": [{"uid": "the job before"}]}
-    fake.add("configmaps", {"metadata": old})
-    monkeypatch.setattr("flk.jobs.lifecycle.creation.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
-    create_job(client, manifests())
-    assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] != "the job before"
-
-
-def test_code_map_of_something_else_is_left_alone(fake: Any, client: JobClient) -> None:
-    fake.add("configmaps", {"metadata": {"name": "gpt-code-1"}})
-    with pytest.raises(ConflictError, match=r"there is a ConfigMap gpt-code-1.*which is not this job's"):
-        create_job(client, manifests())
-    assert "gpt-code-1" in fake.objects[MAPS]
-    assert fake.objects[JOBS] == {}
 
 
 def test_dry_run_creates_nothing_and_has_everything_checked(fake: Any, client: JobClient) -> None:

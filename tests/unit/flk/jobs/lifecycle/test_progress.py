@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import flk
-from flk.errors import UsageError
-from flk.jobs.lifecycle.ending import loses_checkpoints, lost_with_pods
+from flk.jobs.lifecycle.suspension import loses_checkpoints, lost_with_pods
 from flk.manifest import make_bundle, render
 from flk.spec.job import validated
 from flk.targets import TARGETS
@@ -104,17 +102,6 @@ def test_a_deletion_says_what_it_ends_and_does_not_ask(training: Any, run: Run) 
     assert (code, stdout.split()) == (0, ["gpt", "stored"])
     assert stderr.count(LOST) == 1
     assert "stored" not in stderr
-
-
-@pytest.mark.usefixtures("kubeconfig")
-def test_a_handle_refuses_as_the_commands_do(training: Any) -> None:
-    job = flk.get("gpt")
-    for change in (job.suspend, job.restart):
-        with pytest.raises(UsageError, match="at step 190"):
-            change()
-    assert not suspended(training)
-    with pytest.raises(flk.errors.WaitTimeoutError):
-        job.suspend(1, lose_progress=True)
 
 
 def test_what_cannot_be_read_may_be_lost(training: Any, run: Run) -> None:

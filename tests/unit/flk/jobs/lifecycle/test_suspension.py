@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flk.labels import INCOMPLETE, QUEUE, STARTED
-from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS, WORKLOADS
+from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
@@ -244,40 +244,15 @@ def test_a_job_that_somebody_has_created_again_is_left_alone(fake: Any, run: Run
     assert fake.objects[JOBS]["gpt"] is another
 
 
-def test_owners_stay_and_what_kueue_added_goes(fake: Any, run: Run) -> None:
+def test_a_queued_job_keeps_its_owners_and_its_nodes_and_says_so(fake: Any, run: Run) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "study", "uid": "uid-study"}
     job = add_ended(fake)
     job["metadata"] |= {"ownerReferences": [owner], "labels": {QUEUE: "a", **job["metadata"]["labels"]}}
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    mine = {"key": "mine", "operator": "Exists"}
-    before = {"metadata": {"labels": {"team": "ml"}}, "spec": {"tolerations": [mine]}}
-    template["metadata"] = {"labels": {"team": "ml", "kueue.x-k8s.io/podset": "worker"}}
-    template["spec"] |= {
-        "nodeSelector": {"pool": "a100"},
-        "tolerations": [mine, {"key": "spot"}],
-        "schedulingGates": [{"name": "kueue.x-k8s.io/topology"}],
-    }
-    uid = job["metadata"]["uid"]
-    workload = {"metadata": {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": uid}}}
-    fake.objects[WORKLOADS] = {"w": {**workload, "spec": {"podSets": [{"name": "worker", "template": before}]}}}
-    code, _, stderr = run("restart", "gpt")
-    assert code == 0, stderr
-    after = fake.objects[JOBS]["gpt"]
-    assert after["metadata"]["ownerReferences"] == [owner]
-    made = after["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    assert (made["metadata"], made["spec"]["tolerations"]) == (before["metadata"], [mine])
-    assert not {"nodeSelector", "schedulingGates"} & made["spec"].keys()
-    assert made["spec"]["containers"]
-
-
-def test_without_its_workload_a_queued_job_keeps_its_nodes_and_says_so(fake: Any, run: Run) -> None:
-    job = add_ended(fake)
-    job["metadata"]["labels"] |= {QUEUE: "a"}
-    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = {"pool": "a100"}
+    template_of(fake)["nodeSelector"] = {"pool": "a100"}
     code, _, stderr = run("restart", "gpt")
     assert (code, "the nodes that Kueue has chosen for it are kept" in stderr) == (0, True)
-    made = fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert made["nodeSelector"] == {"pool": "a100"}
+    assert fake.objects[JOBS]["gpt"]["metadata"]["ownerReferences"] == [owner]
+    assert template_of(fake)["nodeSelector"] == {"pool": "a100"}
 
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
@@ -343,22 +318,3 @@ def test_an_interrupted_command_says_what_has_begun(
     monkeypatch.setattr(f"flk.jobs.lifecycle.{what}", interrupted)
     code, _, stderr = run(command, "gpt")
     assert (code, stderr) == (130, f"flk: interrupted: {said}\n")
-
-
-def test_an_interrupted_suspend_of_several_names_those_that_it_has_suspended(
-    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = JobBuilder(name="before")
-    before.job["spec"]["runPolicy"]["suspend"] = True
-    for builder in (JobBuilder(), before, JobBuilder(name="ended").condition("Failed"), JobBuilder(name="other")):
-        builder.add_to(fake)
-
-    def interrupted(*_: Any, **how: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flk.jobs.lifecycle.wait_for_all_pods_to_end", interrupted)
-    code, _, stderr = run("suspend", "other", "ended", "before", "gpt")
-    said = "flk list -n team shows what is suspended; flk resume other gpt -n team starts it again"
-    assert (code, stderr.splitlines()[-1]) == (130, f"flk: interrupted: {said}")
-    code, _, stderr = run("suspend", "before", "ended")
-    assert (code, "shows what is suspended" in stderr) == (130, False)

@@ -1,31 +1,41 @@
-"""Get the state of a job now, or follow jobs until they end, get stuck or reach a goal."""
+"""Follow the states of jobs: until they end, get stuck, reach a goal or are deleted, and say how that ended.
+
+`wait_for_all` follows them, `Quiet` chooses the states that are worth a line, `raise_for_state` turns the last one into
+an exit code. Commands and `JobHandle` import it.
+"""
 
 from __future__ import annotations
 
-import difflib
 import enum
-import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk.errors import FlkError, UnreadableError
+from flk.errors import (
+    FlkError,
+    JobDeletedError,
+    JobFailedError,
+    JobRunningError,
+    JobStuckError,
+    UnreadableError,
+    WaitTimeoutError,
+)
 from flk.jobs.answer import answer_of, keep, tails
-from flk.jobs.state import Phase, PodPhase, State, deleted, derive
+from flk.jobs.state import Phase, State, deleted, derive
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
-from flk.observe.observation import Observation
+from flk.observe.model import PodPhase
 from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
-from flk.targets import TARGETS, Target, target_of
+from flk.units import short_duration
 from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
 _TAILS: Final = 10.0  # seconds at the end in which the last lines of the pods of one job must have been read
@@ -53,11 +63,6 @@ class Waited:
     outcome: Outcome
 
 
-def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
-    """Return the state of a job once it has succeeded, failed or was deleted."""
-    return wait_for(client, name, uid=uid, fail_fast=False).state
-
-
 def wait_for(
     client: JobClient,
     name: str,
@@ -65,16 +70,13 @@ def wait_for(
     uid: str | None = None,
     timeout: float | None = None,
     goal: Goal | None = None,
-    fail_fast: bool = True,
-    watch: Tell = lambda state: None,
 ) -> Waited:
     """Wait for one job as `wait_for_all` does for several.
 
     Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
     """
     job = client.ref(name)
-    jobs = [replace(job, uid=uid or job.uid)]
-    with closing(wait_for_all(client, jobs, timeout=timeout, goal=goal, fail_fast=fail_fast, watch=watch)) as ended:
+    with closing(wait_for_all(client, [replace(job, uid=uid or job.uid)], timeout=timeout, goal=goal)) as ended:
         _, waited = next(ended)
     if isinstance(waited, FlkError):
         raise waited
@@ -87,23 +89,20 @@ def wait_for_all(
     *,
     timeout: float | None = None,
     goal: Goal | None = None,
-    fail_fast: bool = True,
     report: Tell = lambda state: None,
     watch: Tell = lambda state: None,
-    note: Callable[[str], None] = lambda text: None,
 ) -> Generator[tuple[Sequence[JobRef], Waited | FlkError], None, None]:
-    """Wait until each job ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
+    """Wait until each job ends, reaches the goal, gets stuck or ``timeout`` seconds are over.
 
-    Where the goal is the deletion, a job that has ended or is stuck is waited for: it can still be deleted.
+    Where the goal is the deletion, a job that has ended or is stuck is waited for: it can still be deleted. With a
+    ``timeout`` of 0 nothing is waited for, and a stuck job is one that has not ended.
     Yields each job when the wait for it is over, with its last state. Those that do not exist at the beginning come
     first, with JobNotFoundError. Those that cannot be watched any more come together, with the error of the watch.
-    ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
-    messages of flk about itself.
+    ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on.
     """
     until = None if timeout is None else time.monotonic() + timeout
     client = client.with_deadline(timeout)
-    note_once = functools.cache(note)  # what holds for a kind of jobs
-    conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
+    conclusions = {job: Conclusion(goal, timeout != 0, report, watch) for job in jobs}
     with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until)) as states:
         for of, found in states:
             if isinstance(found, FlkError):
@@ -117,18 +116,15 @@ def wait_for_all(
 class Conclusion:
     """Says when the wait for one job is over, and tells of its states until then."""
 
-    def __init__(
-        self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell, note: Callable[[str], None]
-    ) -> None:
-        """The arguments are as in `wait_for_all`."""
-        self._goal, self._fail_fast, self._report, self._watch, self._note = goal, fail_fast, report, watch, note
+    def __init__(self, goal: Goal | None, ends_stuck: bool, report: Tell, watch: Tell) -> None:
+        """The arguments are as in `wait_for_all`; ``ends_stuck``: the wait ends if the job is stuck."""
+        self._goal, self._ends_stuck, self._report, self._watch = goal, ends_stuck, report, watch
         self._failed_at: float | None = None
         self._last: State | None = None
         self._quiet = Quiet()
 
     def take(self, state: State, job: Object | None) -> Waited | None:
         """Return how the wait ends with this state of the job, None if it goes on."""
-        is_first = self._last is None
         self._last, goal = state, self._goal
         deletion = goal is not None and goal.is_deletion
         if goal is not None and goal.is_met(state, job):
@@ -142,10 +138,8 @@ class Conclusion:
             if state.phase == Phase.FAILED and running and time.monotonic() - self._failed_at < FAILURE_DELAY:
                 return None
             return Waited(state, Outcome.FINISHED)
-        if self._fail_fast and state.phase == Phase.STUCK and not deletion:
+        if self._ends_stuck and state.phase == Phase.STUCK and not deletion:
             return Waited(state, Outcome.STUCK)
-        if is_first and goal is not None and (doubt := goal.doubt(job)):
-            self._note(doubt)
         if self._quiet.is_news(state):
             self._report(state)
         self._watch(state)
@@ -221,9 +215,12 @@ def _states(
         yield from _errors(follower)
         for seen in follower.updates(until):
             yield from _errors(follower)
-            for job, read in _reads(pool, followed, seen, until).items():
+            # The requests end in time: the client has the deadline.
+            views = {job: pool.submit(followed[job].reader.view, seen[job]) for job in seen if several}
+            for job, observed in seen.items():
                 try:
-                    found: _Seen | FlkError = followed[job].take(read())
+                    view = views[job].result() if several else followed[job].reader.view(observed)
+                    found: _Seen | FlkError = followed[job].take(view)
                 except UnreadableError as error:  # it ends the watch of no other job
                     follower.drop(job)
                     found = error
@@ -246,41 +243,16 @@ def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
     yield from ((each, error) for error, each in jobs.items())
 
 
-def _reads(
-    pool: ReadPool, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
-) -> dict[JobRef, Callable[[], JobView]]:
-    """Return what makes the views of the jobs, of several without what was not read when the time is over."""
-    if len(followed) == 1:  # its requests end in time
-        return {job: functools.partial(followed[job].reader.view, each) for job, each in seen.items()}
-    futures: dict[JobRef, Future[JobView]] = {
-        job: pool.submit(followed[job].reader.view, each) for job, each in seen.items()
-    }
-    wait(futures.values(), timeout=None if until is None else max(_LAST, until - time.monotonic()))
-    return {
-        job: futures[job].result
-        if futures[job].done()
-        else functools.partial(JobView, each, followed[job].client.commands)
-        for job, each in seen.items()
-    }
-
-
-FIRST_PAUSE: Final = 60.0  # seconds after which a state that was reported before may be reported again
-LONGEST_PAUSE: Final = 3600.0  # the pause doubles with each report, up to this
-
-
-@dataclass
-class _Report:
-    time: float
-    pause: float
+PAUSE: Final = 1800.0  # seconds after which a state that was reported before may be reported again
 
 
 class Quiet:
-    """Remembers what was reported. States that alternate, as in a restart loop, are reported ever more rarely."""
+    """Remembers what was reported, so that states that alternate, as in a restart loop, are reported rarely."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._current: tuple[str, ...] | None = None
-        self._reports: dict[tuple[str, ...], _Report] = {}
+        self._reported: dict[tuple[str, ...], float] = {}
 
     def is_news(self, state: State) -> bool:
         """Return whether the state should be reported. Numbers that count up are no news, nor are longer messages."""
@@ -289,96 +261,131 @@ class Quiet:
         if key == self._current:
             return False
         self._current = key
-        now, report = self._clock(), self._reports.get(key)
-        if report is None:
-            self._reports[key] = _Report(now, FIRST_PAUSE)
-            return True
-        if now - report.time < report.pause:
+        now = self._clock()
+        if key in self._reported and now - self._reported[key] < PAUSE:
             return False
-        report.time, report.pause = now, min(2 * report.pause, LONGEST_PAUSE)
+        self._reported[key] = now
         return True
 
 
 _DELETION: Final = ("delete", "deleted")
-_SLIP: Final = 2  # letters more or less that a misspelt name has at most
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A phase, or (``condition``) a condition of the job's object with its status."""
+    """The phase that a job shall reach."""
 
     text: str  # as the user has written it
-    phase: Phase | None = None
-    condition: str = ""
-    status: str = "True"
+    phase: Phase
 
     @classmethod
     def parse(cls, text: str) -> Goal:
-        """Return the goal in ``Running``, ``delete`` or ``condition=Succeeded``. Raises ValueError for others."""
-        kind, equals, rest = text.partition("=")
-        if equals and kind == "condition" and rest:
-            condition, _, status = rest.partition("=")
-            goal = cls(text, None, condition.lower(), status or "True")
-            known = _conditions(*TARGETS.values())
-            near = _nearest(goal.condition, known)
-            if near and goal.condition not in known and _is_slip(goal.condition, near):
-                names = ", ".join(known.values())
-                raise ValueError(f"jobs have no condition {condition}: did you mean {known[near]}? flk knows {names}")
-            return goal
+        """Return the goal in ``Running`` or ``delete``. Raises ValueError for others."""
         if text.lower() in _DELETION:
             return cls(text, Phase.DELETED)
         for phase in Phase:
             if text.lower() == phase.value.lower():
                 return cls(text, phase)
         phases = ", ".join(phase.value for phase in Phase)
-        raise ValueError(f"must be {phases}, delete, or condition=TYPE (is {text!r})")
+        raise ValueError(f"must be {phases} or delete (is {text!r})")
 
     @property
     def is_deletion(self) -> bool:
         """Whether the goal is the deletion of the job, which a job that has ended may still reach."""
         return self.phase == Phase.DELETED
 
-    def doubt(self, job: Object) -> str:
-        """Return what to say of a condition that nothing known sets in an object like ``job``; empty for others."""
-        target = target_of(job)
-        known = _conditions(target)
-        if self.phase is not None or self.condition in known:
-            return ""
-        near = _nearest(self.condition, known)
-        hint = f"did you mean {known[near]}?" if near else f"flk knows {', '.join(known.values())}"
-        return f"flk knows nothing that sets {self.text} in a {target.kind}, and waits until something does; {hint}"
-
     def is_met(self, state: State, job: Object | None) -> bool:
         """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
         if self.is_deletion:
             return job is None
-        if self.phase is not None:
-            # A short job may end before flk sees it run.
-            ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
-            return state.phase == self.phase or ran
-        if job is None:
-            return False
-        names = target_of(job).condition_names()  # in PyTorchJobs, which may be given for every kind
-        return any(
-            self.condition in (c["type"].lower(), names.get(c["type"], "").lower()) and c.get("status") == self.status
-            for c in (job.get("status") or {}).get("conditions") or []
-        )
+        # A short job may end before flk sees it run.
+        ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
+        return state.phase == self.phase or ran
 
 
-def _conditions(*targets: Target) -> dict[str, str]:
-    """Return the names of the conditions of these kinds, and those that they have in PyTorchJobs, by small letters.
+def describe(state: State) -> str:
+    """Return one line about a job's state for people who wait."""
+    line = f"{state.name} is {state.headline}"
+    if state.phase == Phase.RUNNING:
+        line += f", {state.ready} of {state.replicas} pods"
+        if len(state.attempts) > 1:
+            line += f", attempt {state.attempt} after: {state.attempts[-2].cause}"
+    elif not state.finished and not state.reason:
+        line += f", {state.ready} of {state.replicas} pods are running"
+    return line
 
-    Other controllers may add conditions of their own.
+
+def progress_text(state: State) -> str:
+    """Return how far a job is: pods, attempt, step, rate, loss, remaining time, as far as they are known."""
+    parts = [f"{state.ready}/{plural(state.replicas, 'pod')} ready"]
+    if state.attempt > 1:
+        parts.append(f"attempt {state.attempt}")
+    known = max(state.progress, key=lambda progress: progress.step, default=None)
+    if known is not None:
+        parts.append(f"step {known.step:,}" + (f" of {known.total:,}" if known.total else ""))
+        if known.step_time:
+            parts.append(f"{1 / known.step_time:.3g} steps/s")
+        if known.loss is not None:
+            parts.append(f"loss {known.loss:.4g}")
+        if known.remaining:
+            parts.append(f"{short_duration(known.remaining)} left")
+    return ", ".join(parts)
+
+
+def run_time_text(state: State) -> str:
+    """Return how long a finished job ran and in how many attempts: `` after 5m and 2 attempts``; empty if unknown."""
+    if not state.started or not state.ended:
+        return ""
+    attempts = f" and {state.attempt} attempts" if state.attempt > 1 else ""
+    return f" after {short_duration(state.ended - state.started)}{attempts}"
+
+
+def raise_for_state(
+    state: State,
+    client: JobClient,
+    outcome: Outcome = Outcome.FINISHED,
+    timeout: float | None = None,
+    *,
+    goal: Goal | None = None,
+) -> None:
+    """Return if the job has succeeded; else raise the error that has the exit code of the contract.
+
+    ``outcome`` is why the wait has ended, ``timeout`` the time in seconds that flk has waited for a job that has not
+    finished, and ``goal`` the goal of the wait, if it was not the job's end.
     """
-    pairs = (pair for target in targets for pair in target.condition_names().items())
-    return {name.lower(): name for pair in pairs for name in pair}
-
-
-def _nearest(condition: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like a condition, if one is; empty otherwise."""
-    return next(iter(difflib.get_close_matches(condition, known, n=1, cutoff=0.8)), "")
-
-
-def _is_slip(condition: str, near: str) -> bool:
-    """Whether a condition is a known one misspelt. A controller's own may have a known name with more words to it."""
-    return abs(len(condition) - len(near)) <= _SLIP and condition not in near and near not in condition
+    name, command = state.name, client.commands.flk
+    if state.phase == Phase.SUCCEEDED:
+        return
+    if state.phase == Phase.FAILED:
+        rank = f" --rank {state.failure.rank}" if state.failure and state.failure.rank is not None else ""
+        unretried = f"; {state.no_retry_reason}" if state.no_retry_reason else ""
+        raise JobFailedError(
+            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{unretried}",
+            hint=f"{command('status', name)} shows more; {command('logs', name)}{rank} shows what was printed",
+            code=ExitCode(state.code),
+        )
+    if outcome == Outcome.STUCK:
+        raise JobStuckError(
+            f"job {name} is stuck: {state.message or state.reason}",
+            hint=f"{command('why', name)} shows the cause and what to do",
+            code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
+        )
+    if state.was_deleted:
+        raise JobDeletedError(
+            f"job {name} is gone: {state.message}", hint=f"{command('why', name)} shows what was seen of it last"
+        )
+    deletion = goal is not None and goal.is_deletion
+    again = command("wait", name) + (f" --for {goal.text}" if goal else "")
+    if state.phase == Phase.SUSPENDED and not deletion:
+        hint = f"{command('resume', name)} starts it again"
+    elif timeout == 0:
+        hint = f"{again} waits for {'that' if goal else 'its end'}"
+    elif state.phase == Phase.TERMINATING:
+        hint = f"it is being deleted; {again} waits again"
+    elif state.phase == Phase.STUCK:
+        hint = f"{command('why', name)} shows the cause and what to do; {again} waits again"
+    else:
+        hint = f"{'nobody has deleted it' if deletion else 'the job goes on'}; {again} waits again"
+    if timeout == 0:
+        raise JobRunningError(f"job {describe(state)}", hint=hint)
+    raise WaitTimeoutError(f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}", hint=hint)
