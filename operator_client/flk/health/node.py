@@ -1,17 +1,21 @@
-"""Nodes: pods that have lost their node, and pods that their node or the scheduler has ended."""
+"""Nodes: pods that have lost their node, nodes that report a fault, and pods that were ended from outside."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Final
 
-from flk.health.attempts import is_advancing
 from flk.health.cause import Cause, Found, condition_evidence, event_evidence, names, subject
+from flk.health.cluster import FAULT_TAINT, taint_text
+from flk.health.ending import job_failure
+from flk.health.failure import is_advancing
 from flk.health.starting import BACKOFF_RESET, LOOP, LOOP_GRACE
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.needs import suspects
 from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
@@ -187,6 +191,69 @@ def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
     return None
 
 
+# Types of conditions that are True when something is broken, by who writes them.
+_BROKEN: Final = re.compile(
+    "|".join(
+        (
+            # node-problem-detector, also as GKE runs it
+            r"KernelDeadlock|Read[Oo]nly(Root)?File[Ss]ystem|XfsShutdown|CperHardwareErrorFatal|CorruptDockerOverlay2",
+            r"Frequent\w+Restart|FrequentUnregisterNetDevice|(Kubelet|ContainerRuntime)Unhealthy|\w*X(id|ID)\w*Errors?",
+            # AKS
+            r"(Kubelet|ContainerRuntime|FilesystemCorruption)Problem|GPUMissing|NVLinkStatusInactive|IBLinkFlapping",
+            r"UnhealthyNvidia\w+",
+            # NVSentinel and DCGM
+            r"Gpu\w+(Watch|Error)|SysLogs\w+|NVSwitch(Down|FatalError)|DCGMError",
+            # Nebius
+            r"Nebius\w+Error",
+        )
+    )
+)
+# Types of conditions that are False when something is broken: of EKS.
+_READY: Final = re.compile(r"(AcceleratedHardware|ContainerRuntime|Kernel|Networking|Storage)Ready")
+
+
+def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
+    """Yield the faults that a node reports: a few words, and where they were read."""
+    source = f"node {node['metadata']['name']}"
+    for kind, condition in conditions(node).items():
+        pattern = {"True": _BROKEN, "False": _READY}.get(str(condition.get("status")))
+        if pattern is not None and pattern.fullmatch(kind):
+            why = ": ".join(filter(None, (condition.get("reason"), one_line(condition.get("message")))))
+            text = f"reports {kind}" + (f" ({why})" if why else "")
+            yield text, condition_evidence(source, condition, f"{condition.get('status')}: {why}")
+    for taint in (node.get("spec") or {}).get("taints") or []:
+        if FAULT_TAINT.match(str(taint.get("key"))):
+            text = taint_text(taint)
+            yield f"has the taint {text}", Evidence(source, text, "spec.taints")
+
+
+def _faulty_node(view: JobView) -> Found | None:
+    for name, pod in suspects(view).items():
+        node = view.seen.nodes.get(name)
+        for text, evidence in _faults(node) if node else ():
+            return Found(_with_end(view, f"{pod}: node {name} {text}"), _remedy(view, name), [evidence], [pod])
+    return None
+
+
+def _with_end(view: JobView, text: str) -> str:
+    """Return the sentence with the failure that the job ended with."""
+    failure = job_failure(view)
+    return f"{text}; {failure.summary}" if failure else text
+
+
+def _remedy(view: JobView, node: str) -> str:
+    cordon = view.kubectl_of_cluster(f"cordon {node or 'NODE'}")
+    keeps = f"{cordon} keeps jobs off the node; have it checked"
+    return f"{keeps}, then {view.flk('restart')}" if view.failed else keeps
+
+
+FAULTS: Final = (
+    Cause(
+        "NodeFaulty",
+        _faulty_node,
+        cured_by="a node that recovers, or another attempt on other nodes",
+    ),
+)
 CAUSES: Final = (
     Cause(
         "NodeLost",

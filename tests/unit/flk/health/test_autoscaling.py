@@ -10,9 +10,8 @@ import pytest
 from flk.__main__ import main
 from flk.commands import Commands
 from flk.health import find
-from flk.health.autoscaling import of_cluster
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
-from flk.health.scheduling import before
+from flk.health.scheduling import before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from tests.support.api_server import FakeApiServer

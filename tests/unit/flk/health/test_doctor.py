@@ -11,9 +11,8 @@ import pytest
 
 from flk.cli.doctor import with_remedies
 from flk.commands import Commands, Connection
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.resources import is_selected
-from flk.health.rights import OPTIONAL, all_rights, rights_for
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_selected
+from flk.health.controllers import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
 from flk.observe.resources import POD_GROUPS, RESOURCES
 from flk.spec.gpus import gpu_terms
