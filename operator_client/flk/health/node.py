@@ -118,7 +118,7 @@ def _evicted(view: JobView) -> Found | None:
         return own
     if _running_again(view):
         return None
-    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI"))
+    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI", "DeletionByDeviceTaintManager"))
     pods = [pod for pod in view.pods if pod.reason == "Evicted"]
     if pods:
         pod = pods[0]

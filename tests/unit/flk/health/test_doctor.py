@@ -107,7 +107,6 @@ NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.k
 RUNNING = [
     {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
 ]
-VIOLATION = 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
 AWAY = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
 CONTROL_PLANE = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
@@ -186,13 +185,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(2),
         Level.OK,
         "fits into 1 quota",
-    ),
-    "pod security": (
-        "admission",
-        {"admission": Unreadable(f'pods "flk-doctor-x" is forbidden: {VIOLATION}'), "nodes": [node()]},
-        pods(2, GPU),
-        Level.FAILED,
-        "the namespace enforces restricted, and the pods break it: host namespaces (hostNetwork=true)",
     ),
     "pods that the user may not create": (
         "admission",

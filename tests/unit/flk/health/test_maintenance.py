@@ -52,7 +52,7 @@ def test_ends_from_outside_do_not_count_as_restarts(reason: str) -> None:
     assert find(job.view()) == []
     job.ran(1, "g", "h", "i", "pod-1")  # the last one runs
     (cause,) = find(job.view())
-    assert (cause.code, "(3 times)" in cause.sentence) == ("RestartLoop", True)
+    assert (cause.code, "(3 times)" in cause.sentence) == ("CrashLoop", True)
 
 
 def test_events_about_an_earlier_pod_of_the_name_are_not_about_the_present_one() -> None:
@@ -85,7 +85,7 @@ OTHER_NODE = "node(s) didn't match PersistentVolume's node affinity"
             "NodesNotReady",
             Phase.PENDING,
         ),
-        (f"1 Insufficient cpu, 2 {OTHER_NODE}", "NotEnoughCpu", Phase.PENDING),
+        (f"1 Insufficient cpu, 2 {OTHER_NODE}", "NotEnoughResources", Phase.PENDING),
         (f"3 {OTHER_NODE}", "VolumeOnOtherNode", Phase.STUCK),
     ],
 )

@@ -222,7 +222,7 @@ def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jo
 def test_a_list_does_without_events_that_the_api_server_does_not_give(fake: FakeApiServer, run: Run) -> None:
     jobs.unschedulable("gpt").add_to(fake)
     fake.refused[EVENTS] = (400, "no")  # an error that is final
-    assert _phases(run, "gpt") == [("Pending", "NotEnoughGpus")]
+    assert _phases(run, "gpt") == [("Pending", "NotEnoughResources")]
 
 
 @pytest.mark.parametrize("status", [200, 403])

@@ -69,8 +69,8 @@ def test_no_node_has_room() -> None:
     [
         ("ImagePullBackOff", "ImagePullFailed"),
         ("ErrImagePull", "ImagePullFailed"),
-        ("InvalidImageName", "ImageNameInvalid"),
-        ("CreateContainerConfigError", "ContainerConfigInvalid"),
+        ("InvalidImageName", "ImagePullFailed"),
+        ("CreateContainerConfigError", "ContainerStartFailed"),
         ("CrashLoopBackOff", "CrashLoop"),
     ],
 )
@@ -356,7 +356,7 @@ def test_events_that_were_not_read_are_no_proof_of_a_lack_of_memory(around: dict
     seen = (killed_container() if job == "recorded" else killed_at_its_limit()).seen()
     state = states.derive(JobView(replace(seen, **around)))
     assert (state.reason, "memory helps" in state.message) == (
-        "PodLost" if job == "recorded" else "KilledBySignal",
+        "PodLost" if job == "recorded" else "Failed",
         False,
     )
     assert "ran out" not in str(state.to_dict())
@@ -498,7 +498,7 @@ def test_rank_that_a_user_killed_was_not_out_of_memory() -> None:
     """The launcher has seen which of its processes got the signal."""
     failure = replace(RAISED, kind=Kind.KILLED, signal=9, message="", type="")
     ended = JobBuilder(memory="512Mi").all("ended", 100, record(failure).to_json()).condition("Failed")
-    assert ended.ended(1, 137).state().reason == "KilledBySignal"
+    assert ended.ended(1, 137).state().reason == "Failed"
 
 
 def test_code_of_a_launcher_whose_words_were_lost() -> None:
