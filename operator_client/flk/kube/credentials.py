@@ -23,8 +23,7 @@ import urllib3
 from flk.errors import NoConfigError
 from flk.kube import kubeconfig
 from flk.kube.connection import certificate_files, open_pool
-from flk.kube.kubeconfig import Context, shown_by_kubectl
-from flk.kube.options import connection_options
+from flk.kube.kubeconfig import Context, connection_options, shown_by_kubectl
 
 _REREAD: Final = 60.0  # seconds after which files of tokens and certificates are read again
 

@@ -524,13 +524,6 @@ def test_deadline_of_the_operator() -> None:
     assert [(attempt.outcome, attempt.cause) for attempt in state.attempts] == [("failed", state.message)]
 
 
-def test_job_that_the_operator_refuses() -> None:
-    job = JobBuilder().event("PyTorchJobFailedValidation", "PyTorchJob failed validation because it has no replicas")
-    state = job.view()
-    state.now = NOW + 3600
-    assert (states.derive(state).phase, states.derive(state).code) == (Phase.STUCK, ExitCode.USAGE)
-    assert states.derive(state).message == "the training operator refuses the job: it has no replicas"
-    assert job.all("pod").state().reason == ""  # it was corrected since
 
 
 def test_failed_without_a_trace() -> None:
