@@ -13,14 +13,10 @@ from typing import Any, Final
 from flk import labels
 from flk.commands import Commands
 from flk.kube import Object, Resource
-from flk.observe.model import Evidence
-from flk.observe.needs import volume_name
 from flk.observe.pods import claims_of
-from flk.observe.view import JobView
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
 from flk.units import parse_quantity
-from flk_runtime.contract.quantities import plural
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 # Taints of nodes that report a fault: of NVSentinel, and as its guides name them.
@@ -88,11 +84,6 @@ def is_selected(node: Object, spec: Object) -> bool:
     return _matches_one(node, _node_terms(spec)) and (spec.get("nodeSelector") or {}).items() <= labels.items()
 
 
-def may_use_volume(node: Object, volume: Object) -> bool:
-    """Return whether a PersistentVolume can be used on a node: by the labels that its node affinity requires."""
-    return _matches_one(node, _terms_of_volume(volume))
-
-
 def _matches_one(node: Object, terms: Sequence[Object]) -> bool:
     """Return whether a node matches one of the terms of a node affinity; without terms each node does."""
     labels = node["metadata"].get("labels") or {}
@@ -109,11 +100,6 @@ def node_affinity_text(spec: Object) -> str:
     return _terms_text(_node_terms(spec))
 
 
-def volume_affinity_text(volume: Object) -> str:
-    """Return the node affinity of a PersistentVolume in a few words; empty if it has none."""
-    return _terms_text(_terms_of_volume(volume))
-
-
 def _terms_text(terms: Sequence[Object]) -> str:
     texts = []
     for term in terms:
@@ -123,11 +109,6 @@ def _terms_text(terms: Sequence[Object]) -> str:
         )
         texts.append(" and ".join(parts))
     return " or ".join(texts)
-
-
-def _terms_of_volume(volume: Object) -> list[Object]:
-    affinity = (volume.get("spec") or {}).get("nodeAffinity") or {}
-    return (affinity.get("required") or {}).get("nodeSelectorTerms") or []
 
 
 def _node_terms(spec: Object) -> list[Object]:
@@ -189,50 +170,6 @@ def is_allowed(node: Object, spec: Object, *, when_back: bool = False) -> bool:
     """
     taints = [taint for taint in untolerated(node, spec) if not (when_back and is_node_state(taint))]
     return is_selected(node, spec) and not taints and (when_back or not is_cordoned(node))
-
-
-@dataclass(frozen=True)
-class BoundVolume:
-    """A volume that can be used on some nodes only."""
-
-    claim: str
-    volume: Object  # the PersistentVolume
-    nodes: Sequence[Object]  # all nodes of the cluster on which it can be used
-
-    @property
-    def is_away(self) -> bool:
-        """Whether all its nodes are cordoned, not ready or going away, so that they may come back."""
-        return bool(self.nodes) and all(map(_is_away, self.nodes))
-
-    def __str__(self) -> str:
-        """Where the volume is, as part of a sentence."""
-        names = [str(node["metadata"]["name"]) for node in self.nodes]
-        if not names:
-            where = f"a node that does not exist ({volume_affinity_text(self.volume)})"
-        elif len(names) == 1:
-            where = f"node {names[0]}{', which is cordoned' if is_cordoned(self.nodes[0]) else ''}"
-        else:
-            where = f"{plural(len(names), 'node')}, such as {names[0]}"
-        return f"the volume of the claim {self.claim} is on {where}"
-
-    @property
-    def evidence(self) -> Evidence:
-        """The node affinity of the volume."""
-        source = f"PersistentVolume {self.volume['metadata']['name']}"
-        return Evidence(source, volume_affinity_text(self.volume), "spec.nodeAffinity")
-
-
-def bound_volumes(view: JobView, pod: str) -> Iterator[BoundVolume]:
-    """Yield the volumes of a pod that not all nodes can use, as far as volumes and nodes could be read."""
-    nodes = view.seen.nodes.values()
-    for name in claims_of(view.objects[pod]) if nodes else ():
-        volume = view.seen.volumes.get(volume_name(view.seen.claims.get(name)))
-        if volume is not None and volume_affinity_text(volume):
-            yield BoundVolume(name, volume, [node for node in nodes if may_use_volume(node, volume)])
-
-
-def _is_away(node: Object) -> bool:
-    return is_cordoned(node) or any(map(is_node_state, untolerated(node, {})))
 
 
 class Level(str, Enum):

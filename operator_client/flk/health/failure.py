@@ -251,12 +251,6 @@ def _no_progress(view: JobView) -> Found | None:
     )
 
 
-def is_advancing(view: JobView) -> bool:
-    """Return whether attempts are known, and they make further steps."""
-    attempts = view.record.attempts if view.record else []
-    return bool(attempts) and len(_fruitless(view, attempts)[0]) < FRUITLESS
-
-
 def _fruitless(view: JobView, attempts: list[Attempt]) -> tuple[list[tuple[Attempt, Failure]], int | None]:
     """Return the latest attempts in a row that ended without a further step, and the last step that is known."""
     found: list[tuple[Attempt, Failure]] = []

@@ -13,7 +13,6 @@ from flk.health.cluster import (
     Pods,
     Result,
     Unreadable,
-    bound_volumes,
 )
 from flk.health.scheduling import is_adding, scheduler_says, unschedulable
 from flk.health.starting import CONFIG_ERRORS
@@ -24,7 +23,6 @@ from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
 from flk.units import created_at
-from flk_runtime.contract import user_env
 
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
@@ -40,9 +38,6 @@ _KINDS: Final = {
 }
 
 
-_ONE_NODE: Final = "ReadWriteOnce"
-_ONE_POD: Final = "ReadWriteOncePod"
-_READ_ONLY: Final = "ReadOnlyMany"
 _WAITS: Final = "WaitForFirstConsumer"
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
 _CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
@@ -131,15 +126,11 @@ def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> I
     if phase == "Pending" and not _waits_for_pod(cluster, claim):
         found = f"{what} is not bound to a volume yet; pods wait for it"
         yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
-    if pods.count > 1 and list(modes) == [_ONE_POD]:
-        found = f"{what} can be mounted by one pod only ({_ONE_POD}), and the job has {pods.count}"
-        yield Result("claim", Level.FAILED, found, many, "Unschedulable")
-    elif pods.count > 1 and _ONE_NODE in modes and not {"ReadWriteMany", _READ_ONLY} & set(modes):
-        found = f"{what} can be mounted on one node at a time only ({_ONE_NODE}), and the job has {pods.count} pods"
+    if pods.count > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+        found = (
+            f"{what} can be mounted on one node at a time only ({', '.join(modes)}), and the job has {pods.count} pods"
+        )
         yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
-    elif modes and set(modes) <= {_READ_ONLY} and _written(pods, name):
-        found = f"{what} is read-only ({_READ_ONLY}), and checkpoints go to it"
-        yield Result("claim", Level.FAILED, found, many, "VolumeFailed")
 
 
 def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
@@ -148,22 +139,6 @@ def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
     if storage_class is None or isinstance(storage_class, Unreadable):
         return True
     return bool(storage_class.get("volumeBindingMode") == _WAITS)
-
-
-def _written(pods: Pods, claim: str) -> bool:
-    """Return whether checkpoints go to a claim, by the variable that names their folder."""
-    volumes = {
-        v["name"]
-        for v in pods.spec.get("volumes") or []
-        if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim
-    }
-    for container in pods.containers:
-        environment = {v.get("name"): str(v.get("value")) for v in container.get("env") or []}
-        folder = environment.get(str(user_env.CHECKPOINT), "")
-        for mount in container.get("volumeMounts") or []:
-            if mount.get("name") in volumes and folder.startswith(str(mount.get("mountPath")) + "/"):
-                return True
-    return False
 
 
 def _check_devices(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -268,14 +243,11 @@ def _on_other_node(view: JobView) -> Found | None:
     found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
     if found is None:
         return None
-    volumes = list(bound_volumes(view, found.pods[0]))
-    where = f": {'; '.join(map(str, volumes))}" if volumes else ""
     return found.found(
         f"{found} cannot be scheduled: the volume of {_claims(view, found) or 'the volume'} belongs to another node or "
-        f"zone than the nodes that the pods may run on{where}",
+        f"zone than the nodes that the pods may run on",
         "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's node; "
         f"{view.kubectl('get persistentvolumeclaims')} shows the access modes",
-        *(volume.evidence for volume in volumes),
     )
 
 

@@ -28,7 +28,6 @@ from flk.health.cluster import (
     Unreadable,
     allocatable,
     amount_text,
-    bound_volumes,
     fitting,
     is_accelerator,
     is_allowed,
@@ -337,8 +336,6 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         reason = away if away and is_node_state(tainted) else reason
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
-        volumes = list(bound_volumes(view, pods[0].name)) if reason.kind == "volume" else []
-        away = away if all(volume.is_away for volume in volumes) else None
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
 
@@ -470,10 +467,7 @@ def _nodes_not_ready(view: JobView) -> Match | None:
     found = _refused_by_nodes("taint", is_node_state)(view) or _refused_by_nodes("unschedulable")(view)
     if found is None:
         return None
-    volumes = [volume for volume in bound_volumes(view, found.pods[0]) if volume.is_away]
-    where = "".join(f"; {volume}" for volume in volumes)
-    evidence = [*found.evidence, *(volume.evidence for volume in volumes)]
-    return replace(found, evidence=evidence, texts=(found[1] or found[0], where))
+    return replace(found, texts=(found[1] or found[0],))
 
 
 def _unseen(view: JobView) -> Match | None:
@@ -523,9 +517,7 @@ CAUSES: Final = (
         "NodesNotReady",
         tell(
             _nodes_not_ready,
-            lambda view, trace: (
-                f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]}){trace[1]}"
-            ),
+            lambda view, trace: f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]})",
             lambda view, trace: (
                 f"{view.kubectl_of_cluster('get nodes')} shows their state; the administrator of the cluster can bring "
                 "them back"

@@ -306,13 +306,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.WARNING,
         "on one node at a time only",
     ),
-    "claim of one pod": (
-        "claim",
-        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOncePod")}},
-        pods(2, spec=claim()),
-        Level.FAILED,
-        "by one pod only",
-    ),
     "claim of one node for one pod": (
         "claim",
         {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOnce")}},

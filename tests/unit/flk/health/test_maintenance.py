@@ -95,58 +95,6 @@ def test_the_node_of_a_volume_may_be_one_that_is_away_or_full(message: str, code
     assert (find(view)[0].code, derive(view).phase) == (code, phase)
 
 
-CLAIM = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "local"}}]}
-
-
-def volume_of(*hosts: str) -> dict[str, Any]:
-    """The claim `local` and its volume, which can be used on these nodes only."""
-    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(hosts)}
-    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
-    claim = {"metadata": {"name": "local"}, "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
-    volume = {"metadata": {"name": "pv-1"}, "spec": {"nodeAffinity": affinity}}
-    return {"claims": {"local": claim}, "volumes": {"pv-1": volume}}
-
-
-def host(name: str, *, cordoned: bool = False) -> dict[str, Any]:
-    return node(name, cordoned=cordoned, labels={"kubernetes.io/hostname": name})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "code", "phase", "says"),
-    [
-        (
-            {"a": host("a", cordoned=True), "b": host("b")},
-            "NodesNotReady",
-            Phase.PENDING,
-            "(node(s) were unschedulable); the volume of the claim local is on node a, which is cordoned",
-        ),
-        (
-            {"a": host("a"), "b": host("b", cordoned=True)},
-            "VolumeOnOtherNode",
-            Phase.STUCK,
-            "the nodes that the pods may run on: the volume of the claim local is on node a",
-        ),
-        (
-            {"b": host("b", cordoned=True), "c": host("c")},
-            "VolumeOnOtherNode",
-            Phase.STUCK,
-            "is on a node that does not exist (kubernetes.io/hostname In a)",
-        ),
-        ({}, "NodesNotReady", Phase.PENDING, "(node(s) were unschedulable)"),
-    ],
-    ids=["drained", "another node is drained", "deleted", "nodes cannot be read"],
-)
-def test_the_node_of_a_volume_is_named(nodes: dict[str, Any], code: str, phase: Phase, says: str) -> None:
-    job = pending(f"1 node(s) were unschedulable, 1 {OTHER_NODE}", CLAIM)
-    view = job.view(nodes=nodes, **volume_of("a"))
-    view.now = NOW + 600
-    cause = find(view)[0]
-    assert (cause.code, derive(view).phase) == (code, phase)
-    assert cause.sentence.endswith(says)
-    named = [item.text for item in cause.evidence if item.source == "PersistentVolume pv-1"]
-    assert named == (["kubernetes.io/hostname In a"] if nodes else [])
-
-
 def test_the_nodes_of_a_selector_may_be_cordoned() -> None:
     message = "1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector"
     job = pending(message, {"nodeSelector": {"disk": "fast"}})
