@@ -111,7 +111,7 @@ STARTING = (
 SCHEDULING = (
     Case(
         "cpu",
-        Expected("NotEnoughResources", "no node has 1k cpu at all", "Insufficient cpu", "--cpu"),
+        Expected("NotEnoughResources", "no node has 1000 cpu at all", "Insufficient cpu", "--cpu"),
         job("cpu", container={"resources": {"requests": {"cpu": "1000"}}}),
     ),
     Case(

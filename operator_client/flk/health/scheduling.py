@@ -74,17 +74,13 @@ class Said:
     @property
     def who(self) -> str:
         """Name of the autoscaler, as its events have it."""
-        return source_of(self.event) or "an autoscaler"
+        source = (self.event.get("source") or {}).get("component")
+        return str(source or self.event.get("reportingComponent") or "an autoscaler")
 
     @property
     def text(self) -> str:
         """What it says, without the words that all of its events begin with."""
         return _BEGINNING.sub("", one_line(self.event.get("message"))).rstrip(".")
-
-
-def source_of(event: Object) -> str:
-    """Return the name of the program that sent an event."""
-    return str((event.get("source") or {}).get("component") or event.get("reportingComponent") or "")
 
 
 def answer(view: JobView) -> Said | None:
@@ -345,12 +341,6 @@ def _is_away(reason: NodeReason) -> bool:
     return reason.kind == "unschedulable" or (reason.kind == "taint" and is_node_state(reason.detail))
 
 
-def is_short_of_resources(message: str) -> bool:
-    """Return whether the scheduler says that resources are short, and of no node that it is only away."""
-    reasons = parse(message)
-    return any(reason.kind == "resource" for reason in reasons) and not any(map(_is_away, reasons))
-
-
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for pending pods about which the scheduler says what matches ``pattern``."""
 
@@ -404,7 +394,7 @@ def _insufficient(view: JobView) -> Found | None:
     resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
     less = _flag(resource)
     needed = requests(spec).get(resource, 0.0)
-    asks = f"{found}: no node has {_as_written(spec, resource) or 'enough'} {resource}"
+    asks = f"{found}: no node has {amount_text(resource, needed) if needed else 'enough'} {resource}"
     # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
     sizes = {
         name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
@@ -428,16 +418,6 @@ def _insufficient(view: JobView) -> Found | None:
         f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
     )
     return found.found(f"{asks} free", remedy)
-
-
-def _as_written(spec: Object, resource: str) -> str:
-    """Return the amount of a resource in the first container that requests it, as the manifest writes it."""
-    for container in spec.get("containers") or []:
-        resources = container.get("resources") or {}
-        for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
-            if resource in amounts:
-                return str(amounts[resource])
-    return ""
 
 
 def _selector(view: JobView) -> Found | None:
