@@ -1,4 +1,4 @@
-"""The rights of `flk.health.rights` as rules of Roles: k8s/rbac.yaml, and the chart's, which its values choose."""
+"""The rights of `flk.health.controllers` as rules of Roles: k8s/rbac.yaml, and the chart's, which its values choose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import yaml
 
-from flk.health.rights import OPTIONAL, Right, Rights, resource_attributes, rights_for
+from flk.health.controllers import OPTIONAL, Right, Rights, resource_attributes, rights_for
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
 from scripts.chart.text import WIDTH, compact_json

@@ -150,7 +150,7 @@ def test_the_outputs_of_a_page_are_compared_line_by_line(old: str, new: str, sam
 BESIDE = ROOT / "docs" / "concepts" / "beside-kubectl.md"
 RECORDED = {  # for each answer on the page, a job that a cluster has recorded, and its row in the table
     "ImageNotFound": ("image-missing", "an image that its registry does not have"),
-    "LimitRangeViolated": ("limit-range", "a container larger than a LimitRange allows"),
+    "PodRefused": ("limit-range", "a container larger than a LimitRange allows"),
     "ExceptionRaised": ("foreign-exception", "an exception in one of three ranks, plain Python"),
 }
 

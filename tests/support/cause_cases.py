@@ -54,7 +54,6 @@ def job(
     pod: Object | None = None,
     run_policy: Object | None = None,
     labels: Object | None = None,
-    notes: Object | None = None,
 ) -> Object:
     """A PyTorchJob as written without flk. Words in capitals stand for values of the test, such as IMAGE."""
     training = {
@@ -77,7 +76,7 @@ def job(
                 "Worker": {
                     "replicas": replicas,
                     "restartPolicy": policy,
-                    "template": {"metadata": {"annotations": notes or {}}, "spec": spec},
+                    "template": {"spec": spec},
                 }
             },
         },

@@ -75,13 +75,8 @@ ENDING = (
     ),
     Case(
         "signal",
-        Expected("KilledBySignal", "was killed by SIGSEGV", "SIGSEGV", "logs signal", ExitCode.TRAINING),
+        Expected("Failed", "was killed by SIGSEGV", "SIGSEGV", "logs signal", ExitCode.TRAINING),
         job("signal", command=["sh", "-c", "kill -SEGV $$; sleep 1; exit 139"]),
-    ),
-    Case(
-        "exit-code",
-        Expected("ExitedWithCode", "ended with exit code 17", "17", "logs exit-code", ExitCode.TRAINING),
-        job("exit-code", command=["sh", "-c", "exit 17"]),
     ),
     Case(
         "newer",
@@ -96,7 +91,7 @@ ENDING = (
     ),
     Case(
         "restart-loop",
-        Expected("RestartLoop", "is created again and again", "exited with code 139", "delete", ExitCode.TRAINING),
+        Expected("CrashLoop", "is created again and again", "exited with code 139", "delete", ExitCode.TRAINING),
         job("restart-loop", command=["sh", "-c", "sleep 20; exit 139"], policy="ExitCode"),
     ),
     Case(
@@ -123,11 +118,6 @@ ENDING = (
         ),
     ),
     Case(
-        "read-only",
-        Expected("ReadOnlyVolume", "Read-only file system", "Read-only file system", "readOnly"),
-        with_volume("read-only", {"configMap": {"name": "foreign"}}, python("open('/data/x', 'w')")),
-    ),
-    Case(
         "import-error",
         Expected(
             "ImportFailed",
@@ -140,7 +130,7 @@ ENDING = (
     ),
     Case(
         "no-torch",
-        Expected("TorchMissing", "No module named 'torch'", "torch", "choose an image with torch", ExitCode.USAGE),
+        Expected("ImportFailed", "No module named 'torch'", "torch", "choose an image with torch", ExitCode.TRAINING),
         job("no-torch", command=["python3", "-S", "-c", "import torch"]),
     ),
 )
@@ -192,7 +182,7 @@ mmap.mmap(file, 8 << 20).write(bytes(8 << 20))""",
     ),
     Case(
         "code-missing",
-        Expected("CodeNotMounted", "holds the job's code", "FailedMount", "submit again"),
+        Expected("ReferenceMissing", "the ConfigMap", "FailedMount", "flk submit makes it"),
         job={"replicas": 1},
         without_code=True,
         namespace="restricted",
@@ -222,7 +212,7 @@ raise AcceleratorError("CUDA error: device-side assert triggered")""",
     ),
     Case(
         "gpu-error",
-        Expected("GpuFailed", "uncorrectable ECC error", "CUDA error", "cordon"),
+        Expected("NodeUnhealthy", "uncorrectable ECC error", "CUDA error", "cordon"),
         job={"replicas": 1, "restarts": 0, "disruptions": 0},
         script="raise RuntimeError('CUDA error: uncorrectable ECC error encountered')",
         namespace="restricted",
@@ -233,17 +223,6 @@ raise AcceleratorError("CUDA error: device-side assert triggered")""",
         job={"replicas": 1, "restarts": 0, "disruptions": 0},
         # Of two files in turn, since the same failure ten times would end the job.
         script="import os\nraise OSError(116, 'Stale file handle', 'ab'[int(os.environ['FLK_ATTEMPT']) % 2])",
-        namespace="restricted",
-    ),
-    Case(
-        "address-in-use",
-        Expected("AddressInUse", "Address already in use", "Address already in use", "--rank 0", ExitCode.TRAINING),
-        job={"replicas": 1, "restarts": 0},
-        script="""import socket
-one, other = socket.socket(), socket.socket()
-one.bind(("127.0.0.1", 0))
-one.listen()
-other.bind(one.getsockname())""",
         namespace="restricted",
     ),
     Case(
@@ -276,7 +255,7 @@ other.bind(one.getsockname())""",
     ),
     Case(
         "unkillable",
-        Expected("RankUnkillable", "has a rank that survives SIGKILL", "rank 0, process", "cordon"),
+        Expected("NodeUnhealthy", "has a rank that survives SIGKILL", "rank 0, process", "cordon"),
         job={"replicas": 1, "processes": 2, "restarts": 0, "disruptions": 0, "env": {"FLK_KILL_TIMEOUT": "1"}},
         script=TRACED,
         namespace="restricted",

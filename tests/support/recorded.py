@@ -36,7 +36,6 @@ AROUND = (
     "other_versions",
     "nodes",
     "claims",
-    "volumes",
     "workloads",
     "pod_groups",
     "controllers",

@@ -18,10 +18,6 @@ from flk.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 
-FOR_NODES: Final = (
-    "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
-    "--node-selector kubernetes.io/arch=…"
-)
 _TEXTS: Final = Path(__file__).with_name("causes.yaml")
 _ANY: Final = re.compile(".*")
 

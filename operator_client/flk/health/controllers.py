@@ -1,21 +1,20 @@
-"""The API server, the API of the target, and the controllers that create the pods of jobs."""
+"""The API server, the rights that flk needs there, the API of the target, and the controllers that create pods."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, subject
+from flk.health.cause import Cause, Found, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk.targets.model import Controller, trouble
+from flk.targets.gang import GANGS, Gang
+from flk.targets.model import Controller, Target, trouble
 from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.failure import ExitCode
 
 NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything
 OLDEST_KUBERNETES: Final = (1, 25)
@@ -24,24 +23,14 @@ _INSTALL: Final = {
     "trainjob": "; `k8s/install-trainer` installs it",
 }
 _SKEW: Final = 60.0  # seconds: from here on ages and timeouts are misleading
-_TESTED: Final = {"operator": "1.9.4"}
-# Features that a controller lacks before the given version, and whether jobs can run without them.
-_LACKS: Final[Mapping[str, Sequence[tuple[tuple[int, ...], Level, str]]]] = {
-    "operator": (
-        ((1, 7, 0), Level.FAILED, "it does not know runPolicy.suspend, with which every job of flk begins"),
-        (
-            (1, 8, 0),
-            Level.WARNING,
-            "it does not validate jobs, so mistakes in a patch show only in the events of the job",
-        ),
-    ),
-}
+OLDEST_OPERATOR: Final = (1, 7)
 
 
 def before(cluster: Cluster) -> Iterator[Result]:
-    """Check the API server, the namespace, the API of the target, and its controllers."""
+    """Check the API server, the namespace, the user's rights, the API of the target, and its controllers."""
     yield from _check_server(cluster)
     yield from _check_namespace(cluster)
+    yield from _check_rights(cluster)
     yield from _check_api(cluster)
     yield from _check_runtime(cluster)
     yield from _check_controllers(cluster)
@@ -127,10 +116,9 @@ def _check_deployment(cluster: Cluster, controller: Controller, deployment: Obje
     else:
         yield Result(controller.check, Level.OK, f"{what} runs")
     version = version_number(image.rpartition(":")[2])
-    for since, level, lacks in _LACKS.get(controller.check, ()):
-        if version and version < since:
-            remedy = f"upgrade it; flk is tested with {_TESTED[controller.check]}"
-            yield Result(controller.check, level, f"{what} is old: {lacks}", remedy)
+    if controller.check == "operator" and version and version < OLDEST_OPERATOR:
+        lacks = "it does not know runPolicy.suspend, with which every job of flk begins"
+        yield Result(controller.check, Level.FAILED, f"{what} is old: {lacks}", "upgrade it; flk is tested with 1.9.4")
 
 
 def version_number(text: str) -> tuple[int, ...]:
@@ -139,28 +127,115 @@ def version_number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
-def _job_invalid(view: JobView) -> Found | None:
-    refusals = [event for event in view.job_events if str(event.get("reason")).endswith("FailedValidation")]
-    if not refusals or view.objects:
-        return None
-    why = one_line(refusals[-1].get("message")).partition(" because ")[2] or one_line(refusals[-1].get("message"))
-    return Found(
-        f"the training operator refuses the job: {why}",
-        f"correct the manifest and create the job again; {view.describe} shows what the operator says",
-        [event_evidence(refusals[-1])],
-    )
+# The rights that flk's commands need in a namespace, by target. The Role of charts/flk gives those that are not
+# optional, for the targets and gangs of its values, and k8s/rbac.yaml for all targets without a gang:
+# scripts/chart/rights.py makes their rules of this table.
+Right = tuple[str, str]  # a verb and a resource
+Rights = dict[str, list[Right]]  # by command
 
 
-def _managed_elsewhere(view: JobView) -> Found | None:
-    manager = str(view.run_policy.get("managedBy") or "")
-    if view.seen_by_operator or not manager or manager == "kubeflow.org/training-operator":
-        return None
-    return Found(
-        f"the training operator leaves this job alone because its manager is {manager}, which has not acted on it",
-        f"{view.describe} shows spec.runPolicy.managedBy; create the job without that field to have it run in this "
-        "cluster",
-        [Evidence(view.subject, manager, "spec.runPolicy.managedBy", view.created)],
-    )
+def rights_for(target: Target, gang: Gang | None = None) -> Rights:
+    """Return the rights that each command needs for jobs of a target, whose pods a gang may start together."""
+    jobs = f"{target.plural}.{target.group}"
+    follow = [("list", jobs), ("watch", jobs), ("list", "pods"), ("watch", "pods"), ("get", "pods/log")]
+    state = [("get", jobs), ("list", "pods"), ("list", "events"), ("get", "pods/log")]
+    # The objects that a job owns beside ConfigMaps and Secrets.
+    owned = ["services"] if target.name == "job" else []
+    groups = [f"podgroups.{gang.api_version.partition('/')[0]}"] if gang else []
+    owned += groups
+    workloads, pending = "workloads.kueue.x-k8s.io", ("get", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads")
+    return {
+        "submit": [
+            *(("create", resource) for resource in (jobs, "configmaps", "secrets", *owned)),
+            *((verb, jobs) for verb in ("get", "patch", "delete")),
+            *((verb, "configmaps") for verb in ("get", "list", "patch")),
+        ],
+        "doctor": [
+            *(("list", resource) for resource in ("resourcequotas", "limitranges")),
+            ("get", "persistentvolumeclaims"),
+            ("get", "localqueues.kueue.x-k8s.io"),
+            ("get", "resourceclaimtemplates.resource.k8s.io"),
+        ],
+        "status": state,
+        "why": [
+            *state,
+            ("get", "persistentvolumeclaims"),
+            ("list", workloads),
+            pending,
+            *(("get", group) for group in groups),
+        ],
+        "list": [
+            *(
+                ("list", resource)
+                for resource in (jobs, "pods", "events", "persistentvolumeclaims", workloads, *groups)
+            ),
+            pending,
+        ],
+        "logs": [*follow, ("get", "pods")],
+        "wait": [*follow, *state],
+        "suspend": [("get", jobs), ("patch", jobs), *follow],
+        "resume": [("get", jobs), ("patch", jobs)],
+        "restart": [
+            *((verb, jobs) for verb in ("get", "patch", "create", "delete")),
+            *((verb, "configmaps") for verb in ("get", "create", "patch")),
+            *((verb, resource) for resource in owned for verb in ("list", "create")),
+            ("create", "secrets"),
+            *follow,
+        ],
+        "delete": [("get", jobs), ("delete", jobs), *follow],
+    }
+
+
+# Commands that people work without. The chart gives these rights only where rbac.exec asks for them. The request that
+# opens a WebSocket is a "get"; newer API servers ask for "create" as well.
+_EXEC: Final[list[Right]] = [("get", "pods/exec"), ("create", "pods/exec")]
+OPTIONAL: Final[Rights] = {
+    **dict.fromkeys(("cp", "exec", "profile", "stacks"), _EXEC),
+    "port-forward": [("get", "pods/portforward"), ("create", "pods/portforward")],
+}
+
+
+def all_rights(target: Target, gang: Gang | None = None) -> Sequence[Right]:
+    """Return every verb and resource that a command needs for jobs of a target, each once."""
+    tables = (rights_for(target, gang), OPTIONAL)
+    return sorted({right for table in tables for rights in table.values() for right in rights})
+
+
+def resource_attributes(resource: str) -> tuple[str, str, str]:
+    """Return the group of a resource of the table, its plural and its subresource, each of which may be empty."""
+    name, _, subresource = resource.partition("/")
+    plural, _, group = name.partition(".")
+    return group, plural, subresource
+
+
+def _check_rights(cluster: Cluster) -> Iterator[Result]:
+    """Say which commands the user has no right for."""
+    if isinstance(cluster.rights, Unreadable):
+        yield Result("rights", Level.UNKNOWN, f"the API server does not say what you may do: {cluster.rights.reason}")
+        return
+    allowed, needed = cluster.rights, rights_for(cluster.target, cluster.gang)
+    denied = sorted({r for rights in needed.values() for r in rights if not allowed.get(r)})
+    optional = [verb for verb, rights in OPTIONAL.items() if not all(allowed.get(right) for right in rights)]
+    remedy = "ask the administrator for a Role such as the one in flk's k8s/rbac.yaml or in its chart"
+    if cluster.gang is not None:
+        gang = next(name for name, known in GANGS.items() if known is cluster.gang)
+        values = f"rbac.targets={{{cluster.target.name}}} and rbac.gangs={{{gang}}}"
+        remedy = f"ask the administrator for the Role of flk's chart with {values}"
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the resources, by the verb and the commands
+    for verb, resource in denied:
+        commands = tuple(f"flk {command}" for command, rights in needed.items() if (verb, resource) in rights)
+        groups.setdefault((verb, commands), []).append(resource)
+    for (verb, commands), resources in groups.items():
+        which = f"which {_listed(commands)} {'needs' if len(commands) == 1 else 'need'}"
+        found = f"you may not {verb} {_listed(resources)} in namespace {cluster.namespace}, {which}"
+        yield Result("rights", Level.FAILED if "flk submit" in commands else Level.WARNING, found, remedy)
+    if not denied:
+        without = f"; not for {_listed(optional)}" if optional else ""
+        yield Result("rights", Level.OK, f"you have the rights for all commands of flk{without}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _operator_not_running(view: JobView) -> Found | None:
@@ -218,17 +293,6 @@ def _absence(pod: PodState) -> Evidence:
 
 
 CAUSES: Final = (
-    Cause(
-        "JobInvalid",
-        _job_invalid,
-        ExitCode.USAGE,
-        grace=30,
-    ),
-    Cause(
-        "ManagedElsewhere",
-        _managed_elsewhere,
-        grace=60,
-    ),
     Cause(
         "OperatorNotRunning",
         _operator_not_running,

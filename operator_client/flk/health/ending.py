@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 from flk.health.cause import Cause, Found, condition_evidence, container_path
-from flk.health.exceptions import first_exception
-from flk.health.failure import exit_code_of, root_failure
+from flk.health.failure import exit_code_of, first_exception, root_failure
 from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 
+_NO_MODULE: Final = re.compile(r"No module named '([^']+)'")
 _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
-_READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _DEVICE_ASSERTION: Final = "device-side assert triggered"
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
@@ -107,8 +106,20 @@ def _raised(failure: Failure, *types: str) -> bool:
 
 
 def _missing_module(failure: Failure) -> str:
-    match = re.search(r"No module named '([^']+)'", failure.message)
+    """Return the module that Python did not find, in a rank or for the launcher; empty: it found all."""
+    if failure.kind not in (Kind.EXCEPTION, Kind.USAGE):
+        return ""
+    match = _NO_MODULE.search(f"{failure.message}{failure.stderr}")
     return match[1] if match else ""
+
+
+def _install(view: JobView, failure: Failure) -> str:
+    module = _missing_module(failure)
+    if module == "torch":
+        return f"choose an image with torch; {view.image} has none: --image"
+    return (
+        f"install {module or 'the package'} with --pip or --requirements, add it to the image, or ship it with the code"
+    )
 
 
 def _text(failure: Failure) -> str:
@@ -179,11 +190,6 @@ def _killed_at_its_limit(view: JobView) -> Found | None:
     )
 
 
-_RECORD: Final = "flk reads it in the record that the launchers leave, before any log."
-_FOREIGN: Final = (
-    "For a job that flk's launcher did not start, flk searches the logs of all pods for the first exception that is "
-    "not a consequence of another rank's end."
-)
 CAUSES: Final = (
     Cause(
         "DeadlineExceeded",
@@ -233,67 +239,27 @@ CAUSES: Final = (
         ),
     ),
     Cause(
-        "ReadOnlyVolume",
-        _ended(
-            lambda failure: (
-                failure.kind is Kind.READ_ONLY or (failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))))
-            ),
-            lambda view, failure: (
-                "write to another folder, such as the one of --checkpoint, or remove readOnly from the volume"
-            ),
-            ExitCode.INFRASTRUCTURE,
-        ),
-    ),
-    Cause(
         "VolumeFailed",
         _ended(
-            lambda failure: failure.kind in (Kind.IO, Kind.STORAGE),
-            lambda view, failure: f"{view.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked",
-        ),
-    ),
-    Cause(
-        "GpuFailed",
-        _ended(
-            lambda failure: failure.kind is Kind.GPU,
-            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have its GPU checked",
+            lambda failure: failure.kind in (Kind.IO, Kind.STORAGE, Kind.READ_ONLY),
+            lambda view, failure: (
+                f"{view.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked, or write to "
+                "another folder where a volume is read-only"
+            ),
         ),
     ),
     Cause(
         "NodeUnhealthy",
         _ended(
-            lambda failure: failure.kind is Kind.UNHEALTHY,
-            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; then {view.flk('restart')}",
+            lambda failure: failure.kind in (Kind.GPU, Kind.UNHEALTHY, Kind.UNKILLABLE),
+            lambda view, failure: (
+                f"{_cordon(view, failure)} keeps jobs off the node; have it checked, then {view.flk('restart')}"
+            ),
         ),
-    ),
-    Cause(
-        "AddressInUse",
-        _ended(lambda failure: failure.kind is Kind.ADDRESS, _logs),
-    ),
-    Cause(
-        "RankUnkillable",
-        _ended(
-            lambda failure: failure.kind is Kind.UNKILLABLE,
-            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have it checked",
-        ),
-    ),
-    Cause(
-        "TorchMissing",
-        _ended(
-            lambda f: f.kind in (Kind.EXCEPTION, Kind.USAGE) and "No module named 'torch'" in f"{f.message}{f.stderr}",
-            lambda view, failure: f"choose an image with torch; {view.image} has none: --image",
-            ExitCode.USAGE,
-        ),
-        ExitCode.USAGE,
     ),
     Cause(
         "ImportFailed",
-        _ended(
-            lambda failure: _raised(failure, "ModuleNotFoundError", "ImportError"),
-            lambda view, failure: (
-                f"install {_missing_module(failure) or 'the package'} with --pip or --requirements, add it to the "
-                "image, or ship it with the code"
-            ),
-        ),
+        _ended(lambda failure: bool(_missing_module(failure)) or _raised(failure, "ImportError"), _install),
         ExitCode.TRAINING,
     ),
     Cause(
@@ -347,18 +313,6 @@ CAUSES: Final = (
             lambda view, failure: "submit with a larger --shm, or use fewer workers of the data loader",
         ),
         ExitCode.TRAINING,
-    ),
-    Cause(
-        "KilledBySignal",
-        _ended(lambda failure: failure.signal is not None, _logs),
-        ExitCode.TRAINING,
-        explained_by="same pod",
-    ),
-    Cause(
-        "ExitedWithCode",
-        _ended(lambda failure: failure.exit_code is not None, _logs),
-        ExitCode.TRAINING,
-        explained_by="same pod",
     ),
     Cause(
         "Failed",

@@ -1,27 +1,21 @@
-"""Nodes: pods that have lost their node, and pods that their node or the scheduler has ended."""
+"""Nodes: pods that have lost their node, nodes that report a fault, and pods that were ended from outside."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from operator import itemgetter
+from collections.abc import Iterator
 from typing import Final
 
-from flk.health.attempts import is_advancing
 from flk.health.cause import Cause, Found, condition_evidence, event_evidence, names, subject
-from flk.health.starting import BACKOFF_RESET, LOOP, LOOP_GRACE
+from flk.health.cluster import FAULT_TAINT, taint_text
+from flk.health.ending import job_failure
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.observation import event_time, involved
+from flk.observe.needs import suspects
+from flk.observe.observation import involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
-
-# What the kubelet says of a pod that it evicts for what the pod itself uses, while the node has room.
-_OWN_LIMIT: Final = re.compile(
-    r"ephemeral local storage usage exceeds the total limit|exceeded its local ephemeral storage limit|"
-    r"Usage of EmptyDir volume \S+ exceeds the limit"
-)
 
 
 def _disrupted(view: JobView, reasons: tuple[str, ...]) -> list[tuple[str, Object]]:
@@ -61,60 +55,10 @@ def _preempted(view: JobView) -> Found | None:
     )
 
 
-def _own_evictions(view: JobView) -> dict[str, list[tuple[float, float, Evidence]]]:
-    """Return the evictions of pods that have exceeded their own limit, by the name of the pod in their place.
-
-    Each with the start and the end of the pod, the earliest first. Events tell of pods that were deleted since.
-    """
-    present = {view.target.position(pod): name for name, pod in view.objects.items()}
-    ends: dict[str, dict[str, tuple[float, float, Evidence]]] = defaultdict(dict)
-    for name, events in view.pod_events.items():
-        started = {
-            involved(event).get("uid"): event_time(event) for event in events if event.get("reason") == "Started"
-        }
-        for event in events:
-            uid = involved(event).get("uid")
-            if event.get("reason") == "Evicted" and _OWN_LIMIT.search(one_line(event.get("message"))):
-                ends[name][str(uid)] = started.get(uid, 0.0), event_time(event), event_evidence(event)
-    for name, pod in [*view.replaced_pods.items(), *view.objects.items()]:
-        status = pod.get("status") or {}
-        text, kept = one_line(status.get("message")), present.get(view.target.position(pod))
-        if status.get("reason") == "Evicted" and kept and _OWN_LIMIT.search(text):
-            ended = timestamp((conditions(pod).get("Ready") or {}).get("lastTransitionTime"))
-            evidence = Evidence(f"pod {name}", f"Evicted: {text}", "status.reason", ended)
-            ends[kept][str(pod["metadata"].get("uid"))] = timestamp(status.get("startTime")), ended, evidence
-    return {name: sorted(found.values(), key=itemgetter(1)) for name, found in ends.items()}
-
-
-def _over_its_limit(view: JobView) -> Found | None:
-    """Find a pod that is evicted for its own limit, and those that are again and again, soon after their start."""
-    name, ends = max(_own_evictions(view).items(), key=lambda item: len(item[1]), default=("", []))
-    pod = next((pod for pod in view.pods if pod.name == name), None)
-    running = view.now - pod.started if pod and pod.phase == PodPhase.RUNNING and pod.started else 0.0
-    brief = [end for began, end, _ in ends if end - began < BACKOFF_RESET] if running < BACKOFF_RESET else []
-    loops = len(brief) >= LOOP and not is_advancing(view)
-    if not ends or (_running_again(view) and not loops):
-        return None
-    evidence = ends[-1][2]
-    times = f" {len(ends)} times" if len(ends) > 1 else ""
-    return Found(
-        f"{name} was evicted{times} because it exceeded its own limit: {evidence.text.partition(': ')[2]}",
-        "write less to the pod's disk, or to a volume (--volume PVC:/PATH), or submit with a larger "
-        "--ephemeral-storage, or a larger volume where the message names one",
-        [evidence],
-        [name],
-        since=brief[LOOP - 1] if loops else evidence.time,
-        resolves_itself=not loops,
-        grace=LOOP_GRACE,
-    )
-
-
 def _evicted(view: JobView) -> Found | None:
-    if own := _over_its_limit(view):
-        return own
     if _running_again(view):
         return None
-    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI"))
+    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI", "DeletionByDeviceTaintManager"))
     pods = [pod for pod in view.pods if pod.reason == "Evicted"]
     if pods:
         pod = pods[0]
@@ -187,6 +131,69 @@ def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
     return None
 
 
+# Types of conditions that are True when something is broken, by who writes them.
+_BROKEN: Final = re.compile(
+    "|".join(
+        (
+            # node-problem-detector, also as GKE runs it
+            r"KernelDeadlock|Read[Oo]nly(Root)?File[Ss]ystem|XfsShutdown|CperHardwareErrorFatal|CorruptDockerOverlay2",
+            r"Frequent\w+Restart|FrequentUnregisterNetDevice|(Kubelet|ContainerRuntime)Unhealthy|\w*X(id|ID)\w*Errors?",
+            # AKS
+            r"(Kubelet|ContainerRuntime|FilesystemCorruption)Problem|GPUMissing|NVLinkStatusInactive|IBLinkFlapping",
+            r"UnhealthyNvidia\w+",
+            # NVSentinel and DCGM
+            r"Gpu\w+(Watch|Error)|SysLogs\w+|NVSwitch(Down|FatalError)|DCGMError",
+            # Nebius
+            r"Nebius\w+Error",
+        )
+    )
+)
+# Types of conditions that are False when something is broken: of EKS.
+_READY: Final = re.compile(r"(AcceleratedHardware|ContainerRuntime|Kernel|Networking|Storage)Ready")
+
+
+def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
+    """Yield the faults that a node reports: a few words, and where they were read."""
+    source = f"node {node['metadata']['name']}"
+    for kind, condition in conditions(node).items():
+        pattern = {"True": _BROKEN, "False": _READY}.get(str(condition.get("status")))
+        if pattern is not None and pattern.fullmatch(kind):
+            why = ": ".join(filter(None, (condition.get("reason"), one_line(condition.get("message")))))
+            text = f"reports {kind}" + (f" ({why})" if why else "")
+            yield text, condition_evidence(source, condition, f"{condition.get('status')}: {why}")
+    for taint in (node.get("spec") or {}).get("taints") or []:
+        if FAULT_TAINT.match(str(taint.get("key"))):
+            text = taint_text(taint)
+            yield f"has the taint {text}", Evidence(source, text, "spec.taints")
+
+
+def _faulty_node(view: JobView) -> Found | None:
+    for name, pod in suspects(view).items():
+        node = view.seen.nodes.get(name)
+        for text, evidence in _faults(node) if node else ():
+            return Found(_with_end(view, f"{pod}: node {name} {text}"), _remedy(view, name), [evidence], [pod])
+    return None
+
+
+def _with_end(view: JobView, text: str) -> str:
+    """Return the sentence with the failure that the job ended with."""
+    failure = job_failure(view)
+    return f"{text}; {failure.summary}" if failure else text
+
+
+def _remedy(view: JobView, node: str) -> str:
+    cordon = view.kubectl_of_cluster(f"cordon {node or 'NODE'}")
+    keeps = f"{cordon} keeps jobs off the node; have it checked"
+    return f"{keeps}, then {view.flk('restart')}" if view.failed else keeps
+
+
+FAULTS: Final = (
+    Cause(
+        "NodeFaulty",
+        _faulty_node,
+        cured_by="a node that recovers, or another attempt on other nodes",
+    ),
+)
 CAUSES: Final = (
     Cause(
         "NodeLost",

@@ -1,24 +1,61 @@
-"""References of the environment: Secrets and ConfigMaps whose keys become variables, and the Secrets of registries."""
+"""What pods refer to: Secrets, ConfigMaps and PersistentVolumeClaims that are missing or cannot be mounted."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk import labels
-from flk.health.cause import Cause, Find, Match, tell, waiting
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.cause import Cause, Found, Locate, Match, event_evidence, tell, waiting
+from flk.health.cluster import (
+    Cluster,
+    Level,
+    Pods,
+    Result,
+    Unreadable,
+)
+from flk.health.scheduling import is_adding, scheduler_says, unschedulable
+from flk.health.starting import CONFIG_ERRORS
+from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.observation import involved
+from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
+from flk.units import created_at
 
-CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
+MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
 _PULLS: Final = "with which the image is pulled"
-_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) (?:\S+/)?(\S+)")
+_ABSENT: Final = re.compile(
+    r"couldn't find key (\S+) in (Secret|ConfigMap) (?:\S+/)?(\S+)|(secret|configmap) \"([^\"]+)\" not found"
+)
+_KINDS: Final = {
+    "secret": "Secret",
+    "configmap": "ConfigMap",
+    "resourceclaimtemplates": "ResourceClaimTemplate",
+    "resourceclaims": "ResourceClaim",
+}
+
+
+_WAITS: Final = "WaitForFirstConsumer"
+_NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
+_CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
+_OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume's node affinity")
+_PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
+_PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
+_PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
+_MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check the objects that the pods name: Secrets, ConfigMaps, PersistentVolumeClaims and claims of devices."""
+    yield from _check_objects(cluster, pods)
+    yield from _check_claims(cluster, pods)
+    yield from _check_devices(cluster, pods)
+
+
+def _check_objects(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that Secrets and ConfigMaps exist: of variables, with their keys, of volumes, and for pulling images."""
     wanted = [(kind, name, key, f"for key {key}") for kind, name, key in pods.keys]
     wanted += [(kind, name, "", _MOUNTED) for kind, name in pods.mounted]
@@ -29,9 +66,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         if isinstance(found, Unreadable):
             if found.missing:
                 remedy = cluster.commands.kubectl(f"create {_create_command(kind, name, key, purpose)}")
-                code = "SecretMissing" if what == "secret" else "ConfigMapMissing"
-                code = "VolumeSourceMissing" if purpose == _MOUNTED else code
-                yield Result(what, Level.FAILED, f"there is no {what} {name} {purpose}", remedy, code)
+                yield Result(what, Level.FAILED, f"there is no {what} {name} {purpose}", remedy, MISSING)
             else:
                 remedy = "the pods may use it all the same"
                 yield Result(what, Level.UNKNOWN, f"{what} {name} cannot be read: {found.reason}", remedy)
@@ -41,7 +76,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
                 known = ", ".join(sorted(keys)) or "none"
                 remedy = cluster.commands.kubectl(f"edit {what} {name}") + " to add it"
                 found_text = f"{what} {name} has no key {key}; its keys: {known}"
-                yield Result(what, Level.FAILED, found_text, remedy, "KeyMissing")
+                yield Result(what, Level.FAILED, found_text, remedy, MISSING)
             else:
                 fine.append(f"{name}:{key}" if key else name)
     if fine:
@@ -58,46 +93,247 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
     return f"secret docker-registry {name} --docker-server=REGISTRY --docker-username=USER --docker-password=TOKEN"
 
 
-def _object_missing(kind: str, create: str) -> Find:
-    def remedy(view: JobView, trace: Match) -> str:
-        if kind == "Secret" and trace[1] == secret_name_of(view.job):
-            if labels.INCOMPLETE in labels.annotations_of(view.job):
-                return (
-                    "flk makes it before the submission ends, and that has not ended or was interrupted: if nobody is "
-                    f"submitting the job now, delete it and submit it again: {view.flk('delete')}"
-                )
-            return f"flk makes it only when it creates the job: {view.flk('delete')}, then submit the job again"
-        return f"{view.kubectl(f'create {create} {trace[1]} --from-literal=KEY=VALUE')} creates it; the pods start then"
+def _check_claims(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the claims exist, are or will be bound, and can be mounted by all pods."""
+    fine: list[str] = []
+    for name in pods.claims:
+        claim = cluster.named.get(("persistentvolumeclaims", name))
+        if isinstance(claim, Unreadable):
+            create = cluster.commands.kubectl("apply -f claim.yaml")
+            remedy = f"create it, with access mode ReadWriteMany for several pods: {create}"
+            found, unread = f"there is no PersistentVolumeClaim {name}", f"PersistentVolumeClaim {name} cannot be read"
+            yield claim.result("claim", found, remedy, "ClaimMissing", unread=unread)
+        elif claim is not None:
+            problems = list(_claim_problems(cluster, pods, name, claim))
+            yield from problems
+            if not problems:
+                modes = ", ".join(claim["spec"].get("accessModes") or [])
+                fine.append(f"{name} ({modes})")
+    if fine:
+        yield Result("claim", Level.OK, f"exist: {', '.join(fine)}")
 
-    return tell(
-        waiting(CONFIG_ERRORS, re.compile(rf'{kind.lower()} "([^"]+)" not found')),
-        lambda view, trace: f"{trace} cannot start: the {kind} {trace[1]} does not exist in namespace {view.namespace}",
-        remedy,
+
+def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> Iterator[Result]:
+    what = f"PersistentVolumeClaim {name}"
+    modes: Sequence[str] = claim["spec"].get("accessModes") or []
+    describe = cluster.commands.kubectl(f"describe pvc {name}")
+    many = "use a claim with access mode ReadWriteMany, or --replicas 1"
+    if claim["metadata"].get("deletionTimestamp"):
+        yield Result("claim", Level.FAILED, f"{what} is being deleted", "use another claim", "ClaimMissing")
+    phase = (claim.get("status") or {}).get("phase")
+    if phase == "Lost":
+        yield Result("claim", Level.FAILED, f"{what} has lost its volume", describe, "ClaimUnbound")
+    if phase == "Pending" and not _waits_for_pod(cluster, claim):
+        found = f"{what} is not bound to a volume yet; pods wait for it"
+        yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
+    if pods.count > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+        found = (
+            f"{what} can be mounted on one node at a time only ({', '.join(modes)}), and the job has {pods.count} pods"
+        )
+        yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
+
+
+def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
+    """Return whether the claim's volume is made only when a pod uses it; also where the class cannot be read."""
+    storage_class = cluster.named.get(("storageclasses", str(claim["spec"].get("storageClassName") or "")))
+    if storage_class is None or isinstance(storage_class, Unreadable):
+        return True
+    return bool(storage_class.get("volumeBindingMode") == _WAITS)
+
+
+def _check_devices(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the cluster knows claims of devices, and that the templates and claims that the pods name exist."""
+    if not pods.device_claims:
+        return
+    served = cluster.devices
+    if isinstance(served, Unreadable):
+        if served.missing:
+            remedy = served.remedy or "claims of devices need Kubernetes 1.34; leave out --claim"
+            yield Result("devices", Level.FAILED, served.reason, remedy)
+        else:
+            yield Result("devices", Level.UNKNOWN, f"{served.reason}")
+        return
+    fine: list[str] = []
+    for plural, name in pods.device_claims:
+        kind, item = _KINDS[plural], cluster.named.get((plural, name))
+        if not isinstance(item, Unreadable):
+            fine.append(name)
+        else:
+            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
+            missing, unread = f"there is no {kind} {name}", f"{kind} {name} cannot be read"
+            yield item.result("devices", missing, remedy, "Unschedulable", unread=unread)
+    if fine:
+        yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
+
+
+def _reference_missing(view: JobView) -> Found | None:
+    """Find pods that wait for a Secret, a ConfigMap or a key, which they mount or take variables from."""
+    found = waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view)
+    if found is None:
+        return None
+    _, key, kind, name, mounted_kind, mounted_name = found.texts
+    kind, name = kind or _KINDS[mounted_kind], name or mounted_name
+    lacks = f"has no key {key}" if key else f"does not exist in namespace {view.namespace}"
+    return found.found(f"{found} cannot start: the {kind} {name} {lacks}", _supply(view, kind, name, key))
+
+
+def _supply(view: JobView, kind: str, name: str, key: str) -> str:
+    """Return how an object or its key comes to be there: flk makes the job's own ones when it creates the job."""
+    is_code = kind == "ConfigMap" and view.from_flk and name.startswith((f"{view.name}-", "flk-runtime-", "flk-code-"))
+    if is_code or (kind == "Secret" and name == secret_name_of(view.job)):
+        return (
+            "flk submit makes it before it ends, and the pods start then; if nobody is submitting the job now, "
+            f"{view.flk('delete')} and submit it again"
+        )
+    if key:
+        return f"{view.kubectl(f'describe {kind.lower()} {name}')} shows its keys; the pods start once it has the key"
+    create = "create secret generic" if kind == "Secret" else "create configmap"
+    return f"{view.kubectl(f'{create} {name} --from-literal=KEY=VALUE')} creates it; the pods start then"
+
+
+def _claim_unbound(view: JobView) -> Found | None:
+    found = scheduler_says(_CLAIM_UNBOUND)(view)
+    if found is None:
+        return None
+    claims = claims_of(view.objects[found.pods[0]])
+    for name in claims:
+        claim = view.seen.claims.get(name)
+        phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
+        if claim is None or phase == "Bound":
+            continue
+        spec = claim.get("spec") or {}
+        storage = str(spec.get("storageClassName") or "")
+        text = f"{phase}, storage class {storage or '(none)'}, {', '.join(spec.get('accessModes') or [])}"
+        created = created_at(claim)
+        about = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)]
+        failures = [e for e in about if e.get("reason") == "ProvisioningFailed"]
+        said = (failures or about)[-1:]
+        why = one_line(said[0].get("message")) if said else "no volume matches it"
+        return found.found(
+            f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
+            f"{storage or 'none'}): {why}",
+            f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; "
+            f"{view.kubectl_of_cluster('get storageclasses')} lists "
+            "the classes that exist",
+            Evidence(f"PersistentVolumeClaim {name}", text, "status.phase", created),
+            *map(event_evidence, said),
+            grace=_provisioner_grace(about, failures),
+        )
+    return found.found(
+        f"{found} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
+        f"{view.kubectl('get persistentvolumeclaims')} shows the claims",
     )
 
 
-READ: Final = "flk reads why the container waits (CreateContainerConfigError)."
-CAUSES: Final = (
+def _provisioner_grace(events: Sequence[Object], failures: Sequence[Object]) -> float | None:
+    """Return the seconds that a claim's provisioner gets by the claim's events; None where none works on the claim."""
+    if not any(event.get("reason") in _PROVISIONER_WORKS for event in events):
+        return None
+    return _PROVISIONER_FAILS_GRACE if failures else _PROVISIONER_GRACE
+
+
+def _about(event: Object) -> tuple[object, object]:
+    about = involved(event)
+    return about.get("kind"), about.get("name")
+
+
+def _on_other_node(view: JobView) -> Found | None:
+    """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
+    closest = None if is_adding(view) else unschedulable(view)
+    found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    if found is None:
+        return None
+    return found.found(
+        f"{found} cannot be scheduled: the volume of {_claims(view, found) or 'the volume'} belongs to another node or "
+        f"zone than the nodes that the pods may run on",
+        "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's node; "
+        f"{view.kubectl('get persistentvolumeclaims')} shows the access modes",
+    )
+
+
+def _claims(view: JobView, found: Match) -> str:
+    """Return the names of the claims that the pods mount; empty if they have none."""
+    return ", ".join(claims_of(view.objects[found.pods[0]]))
+
+
+def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
+    """Yield pods whose volumes cannot be mounted, with the last event that says so and its message."""
+    for pod in view.pods:
+        if pod.phase != PodPhase.STARTING:
+            continue
+        for event in reversed(view.pod_events.get(pod.name, [])):
+            text = one_line(event.get("message"))
+            # "unmounted volumes" only repeats that something is missing.
+            if event.get("reason") in ("FailedMount", "FailedAttachVolume") and "timed out waiting" not in text:
+                yield pod, event, text
+                break
+
+
+def _unmounted(pattern: re.Pattern[str]) -> Locate:
+    """Return a Locate for the first pod with a volume that cannot be mounted, where the reason matches ``pattern``."""
+
+    def locate(view: JobView) -> Match | None:
+        for pod, event, text in _mount_events(view):
+            if match := pattern.search(text):
+                return Match([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
+        return None
+
+    return locate
+
+
+def _attached_elsewhere(view: JobView) -> Found | None:
+    found = _unmounted(_MULTI_ATTACH)(view)
+    if found is None:
+        return None
+    return found.found(
+        f"{found} cannot start: the volume of {_claims(view, found) or found[1]} is attached to another node and may "
+        "be attached to one node only",
+        "use a claim with access mode ReadWriteMany, or end the pod that uses the volume: "
+        f"{view.kubectl('get pods -o wide')}",
+        grace=420,  # in which Kubernetes may detach it
+    )
+
+
+REFERENCES: Final = (
     Cause(
-        "KeyMissing",
+        MISSING,
+        _reference_missing,
+        grace=60,
+    ),
+)
+VOLUMES: Final = (
+    Cause(
+        "ClaimMissing",
         tell(
-            waiting(CONFIG_ERRORS, _KEY),
-            lambda view, trace: f"{trace} cannot start: the {trace[2]} {trace[3]} has no key {trace[1]}",
+            scheduler_says(_NO_CLAIM),
             lambda view, trace: (
-                f"{view.kubectl(f'describe {trace[2].lower()} {trace[3]}')} shows its keys; "
-                "the pods start once it has the key"
+                f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} "
+                + (trace[2] if "deleted" in trace[2] else f"does not exist in namespace {view.namespace}")
+            ),
+            lambda view, trace: (
+                f"{view.kubectl('get persistentvolumeclaims')} lists those that exist; correct --volume or "
+                "--checkpoint, or create the claim"
             ),
         ),
         grace=30,
     ),
     Cause(
-        "SecretMissing",
-        _object_missing("Secret", "secret generic"),
-        grace=30,
+        "ClaimUnbound",
+        _claim_unbound,
+        grace=60,
     ),
     Cause(
-        "ConfigMapMissing",
-        _object_missing("ConfigMap", "configmap"),
-        grace=30,
+        "VolumeOnOtherNode",
+        lambda view: _on_other_node(view) or _attached_elsewhere(view),
+        grace=60,
+    ),
+    Cause(
+        "MountFailed",
+        tell(
+            _unmounted(re.compile(".*")),
+            lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",
+            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
+        ),
+        grace=180,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rendezvous: launchers that run and do not find each other."""
+"""Rendezvous: pods that are being prepared, and launchers that run and do not find each other."""
 
 from __future__ import annotations
 
@@ -94,7 +94,37 @@ def _unresolved(view: JobView) -> Found | None:
     )
 
 
+# The lines of flk_runtime.launcher.processes.preparation.
+_PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
+_SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
+
+
+def _prepares(view: JobView) -> Found | None:
+    """Find a pod whose launcher's last line is of its preparation."""
+    for pod in view.pods:
+        lines = view.recent_lines(pod.name)
+        last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
+        for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
+            match = pattern.fullmatch(last)
+            if match:
+                since = pod.started or 0.0
+                taken = f" for {short_duration(view.now - since)}" if since else ""
+                return Found(
+                    f"{pod.name} {what}{taken}; its last line: {match[1]}",
+                    f"{view.kubectl(f'logs {pod.name}')} shows what it does; the ranks start afterwards",
+                    [Evidence(f"log of {pod.name}", last, time=since)],
+                    [pod.name],
+                    since=since,
+                )
+    return None
+
+
 CAUSES: Final = (
+    Cause(
+        "Preparing",
+        _prepares,
+        cured_by="the end of the preparation",
+    ),
     Cause(
         "NameNotResolved",
         _unresolved,

@@ -1,4 +1,4 @@
-"""Scheduling: whether the pods of a job fit on the nodes, and pods for which the scheduler finds none."""
+"""Scheduling: whether the pods of a job fit on the nodes, pods without a node, and controllers that add nodes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk.health.autoscaling import refusal
-from flk.health.cause import Cause, Found, Locate, Match, condition_evidence, first_said, names, tell
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.resources import (
+from flk.health.cause import (
+    Cause,
+    Found,
+    Locate,
+    Match,
+    condition_evidence,
+    event_evidence,
+    first_said,
+    names,
+    subject,
+    tell,
+)
+from flk.health.cluster import (
     Amounts,
+    Cluster,
+    Level,
+    Pods,
+    Result,
+    Unreadable,
     allocatable,
     amount_text,
-    bound_volumes,
     fitting,
     is_accelerator,
     is_allowed,
@@ -27,12 +40,136 @@ from flk.health.resources import (
     untolerated,
 )
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions, phase_of
+from flk.observe.model import Evidence, Finding, PodPhase, PodState
+from flk.observe.observation import event_time
+from flk.observe.pods import conditions, one_line, phase_of
 from flk.observe.view import JobView, pod_spec
 from flk.units import created_at
 from flk_runtime.contract.quantities import plural
 
+_ADDS: Final = ("TriggeredScaleUp", "Nominated")  # of cluster-autoscaler and Karpenter
+_REFUSES: Final = ("NotTriggerScaleUp", "FailedScaleUp", "FailedScheduling")
+# The scheduler sends events with the reason FailedScheduling too, without these words.
+_KARPENTER_REFUSES: Final = re.compile(r"^Failed to schedule pod\b")
+_BEGINNING: Final = re.compile(r"^(pod (?:triggered|didn't trigger) scale-up|Failed to schedule pod)[:,]? *")
+# A node group suits the pods, and cannot grow now.
+_LATER: Final = re.compile(
+    r"in backoff after failed scale-up|max node group size reached|max cluster .*limit reached"
+    r"|exceed(?:s|ed)? limits?\b|out of resources|insufficient ?capacity|quota",
+    re.IGNORECASE,
+)
+SILENCE: Final = 300.0  # seconds in which the autoscaler of a cloud should have said something about a pod
+_CLOUDS: Final = {"aws": "AWS", "azure": "Azure", "gce": "Google Cloud"}  # by the scheme of a node's providerID
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an autoscaler says last about the pods of a job that have no node."""
+
+    pods: Sequence[PodState]
+    event: Object
+    adds: bool  # whether it adds a node for them
+    since: float  # when it first said so, in seconds since the epoch
+
+    @property
+    def who(self) -> str:
+        """Name of the autoscaler, as its events have it."""
+        source = (self.event.get("source") or {}).get("component")
+        return str(source or self.event.get("reportingComponent") or "an autoscaler")
+
+    @property
+    def text(self) -> str:
+        """What it says, without the words that all of its events begin with."""
+        return _BEGINNING.sub("", one_line(self.event.get("message"))).rstrip(".")
+
+
+def answer(view: JobView) -> Said | None:
+    """Return what an autoscaler says last about the job's pods without a node; None where none says anything."""
+    pods = view.unschedulable
+    said = [event for pod in pods for event in view.events_of(pod.name) if _adds(event) or _refuses(event)]
+    if not said:
+        return None
+    said.sort(key=event_time)
+    refused = max((event_time(event) for event in said if _refuses(event)), default=0.0)
+    same = [e for e in said if _adds(e) == _adds(said[-1]) and (_refuses(e) or event_time(e) >= refused)]
+    return Said(pods, said[-1], _adds(said[-1]), min(event_time(event, first=True) for event in same))
+
+
+def refusal(view: JobView) -> list[Evidence]:
+    """Return the event of an autoscaler that adds no node for the pods, as evidence; empty where there is none."""
+    found = answer(view)
+    return [event_evidence(found.event)] if found and not found.adds else []
+
+
+def is_adding(view: JobView) -> bool:
+    """Return whether an autoscaler adds a node for the job's pods."""
+    found = answer(view)
+    return found is not None and found.adds
+
+
+def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
+    """Return who may add nodes to a cluster; empty if nothing says that anybody does.
+
+    ``karpenter`` and ``status`` say whether the cluster has Karpenter's API, and the ConfigMap in which
+    cluster-autoscaler keeps its status.
+    """
+    if karpenter:
+        return "Karpenter"
+    if status:
+        return "cluster-autoscaler"
+    clouds = {str((node.get("spec") or {}).get("providerID") or "").partition("://")[0] for node in nodes}
+    return next((name for scheme, name in _CLOUDS.items() if scheme in clouds), "")
+
+
+def with_patience(view: JobView, finding: Finding) -> Finding:
+    """Return the finding that no node can take pods, with more time where a cloud's autoscaler has not spoken yet."""
+    nodes = view.seen.nodes
+    cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
+    if not cloud or finding.resolves_itself or answer(view) is not None:
+        return finding
+    made = next(node for node in nodes.values() if (node.get("spec") or {}).get("providerID"))
+    text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
+    evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
+    return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
+
+
+def _adds(event: Object) -> bool:
+    return event.get("reason") in _ADDS
+
+
+def _refuses(event: Object) -> bool:
+    of_scheduler = event.get("reason") == "FailedScheduling" and not _KARPENTER_REFUSES.match(str(event.get("message")))
+    return event.get("reason") in _REFUSES and not of_scheduler
+
+
+def _node_being_added(view: JobView) -> Found | None:
+    found = answer(view)
+    if found is None or not found.adds:
+        return None
+    return Found(
+        f"{subject(found.pods)}: no node can take it yet, and {found.who} adds one ({found.text})",
+        f"{view.flk('wait')} waits; {view.kubectl_of_cluster('get nodes --watch')} shows the nodes as they come",
+        [event_evidence(found.event)],
+        names(found.pods),
+        since=found.since,
+    )
+
+
+def _node_not_added_now(view: JobView) -> Found | None:
+    found = answer(view)
+    if found is None or found.adds or not _LATER.search(found.text):
+        return None
+    return Found(
+        f"{subject(found.pods)}: no node can take it, and {found.who} can add none now ({found.text})",
+        f"{view.flk('wait')} waits for other jobs to end or for the autoscaler to try again; the administrator of the "
+        "cluster can raise the limit that is named",
+        [event_evidence(found.event)],
+        names(found.pods),
+        since=found.since,
+    )
+
+
+SHORT: Final = "NotEnoughResources"
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
 
@@ -64,13 +201,12 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         if "/" in name and not any(allocatable(node).get(name) for node in cluster.nodes):
             found = f"the job requests {name}, and no node offers any"
             remedy = f"install the device plugin for {name}, or request none"
-            yield _no_node(cluster, found, remedy, _code(name))
+            yield _no_node(cluster, found, remedy, SHORT)
             return
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        changed = "--gpu or patch" if code == "NodeAffinityMismatch" else "nodes.selector or nodes.tolerations"
-        yield _no_node(cluster, found, f"change {changed}", code)
+        yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
         return
     empty = [fitting(allocatable(node), pods.requests) for node in allowed]
     most = sum(count for count, _ in empty)
@@ -83,7 +219,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     tolerate = "; --toleration KEY if the job may run on the others" if may else ""
     if most < pods.count:
         found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}{others}"
-        yield _no_node(cluster, found, f"use fewer or smaller pods, or add nodes{tolerate}", _code(max(empty)[1]))
+        yield _no_node(cluster, found, f"use fewer or smaller pods, or add nodes{tolerate}", SHORT)
         return
     if used is None:
         found = f"{nodes} can hold the job when they are empty; what is in use cannot be read"
@@ -94,7 +230,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     if now < pods.count:
         found = f"{now} {size} fit now, and the job has {pods.count}: it must wait until others end{others}"
         remedy = f"--replicas {now} would start now{tolerate}" if now else tolerate.removeprefix("; ")
-        yield Result("capacity", Level.WARNING, found, remedy, _code(max(free)[1]))
+        yield Result("capacity", Level.WARNING, found, remedy, SHORT)
     else:
         found = f"the largest job of {size} that fits now has {plural(now, 'pod')}; this one has {pods.count}"
         yield Result("capacity", Level.OK, found)
@@ -133,7 +269,7 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     if not selected:
         affinity = node_affinity_text(spec)
         if affinity and any(is_selected(node, {**spec, "affinity": None}) for node in nodes):
-            return f"no node matches the required node affinity: {affinity}", "NodeAffinityMismatch"
+            return f"no node matches the required node affinity: {affinity}", "NodeSelectorMismatch"
         labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
         return f"no node has the labels {labels}" if labels else "the cluster has no nodes", "NodeSelectorMismatch"
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
@@ -172,23 +308,13 @@ def _refusals(nodes: Sequence[Object], spec: Object) -> str:
     return "; ".join(sorted(reasons))
 
 
-def _code(resource: str) -> str:
-    """Return the code of the cause of pods that find no node with enough of a resource."""
-    return next(code for code, (_, _, matches) in _RESOURCES.items() if matches(resource))
-
-
-def _is_gpu(resource: str) -> bool:
-    return "gpu" in resource or "nvidia.com/" in resource or "amd.com/" in resource
-
-
-# The flag that asks for less, and the resources, by the code of the cause. The first one that matches counts.
-_RESOURCES: Final[dict[str, tuple[str, str, Callable[[str], bool]]]] = {
-    "NotEnoughCpu": ("CPU", "--cpu", lambda resource: resource == "cpu"),
-    "NotEnoughMemory": ("memory", "--memory", lambda resource: resource == "memory"),
-    "NotEnoughGpus": ("GPUs", "--gpu", _is_gpu),
-    "NotEnoughOfResource": ("of a resource", "--resource", lambda resource: True),
-}
-_FLAGS: Final = {"ephemeral-storage": "--ephemeral-storage", "pods": ""}  # of resources that have another one, or none
+def _flag(resource: str) -> str:
+    """Return the option by which a job asks for less of a resource; empty if there is none."""
+    if resource in ("cpu", "memory", "ephemeral-storage"):
+        return f"--{resource}"
+    if resource == "pods":
+        return ""
+    return "--gpu" if any(word in resource for word in ("gpu", "nvidia.com/", "amd.com/")) else "--resource"
 
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
@@ -206,8 +332,6 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         reason = away if away and is_node_state(tainted) else reason
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
-        volumes = list(bound_volumes(view, pods[0].name)) if reason.kind == "volume" else []
-        away = away if all(volume.is_away for volume in volumes) else None
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
 
@@ -215,12 +339,6 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
 def _is_away(reason: NodeReason) -> bool:
     """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
     return reason.kind == "unschedulable" or (reason.kind == "taint" and is_node_state(reason.detail))
-
-
-def is_short_of_resources(message: str) -> bool:
-    """Return whether the scheduler says that resources are short, and of no node that it is only away."""
-    reasons = parse(message)
-    return any(reason.kind == "resource" for reason in reasons) and not any(map(_is_away, reasons))
 
 
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
@@ -268,73 +386,53 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
     return locate
 
 
-def _with_field(locate: Locate, path: str, text: Callable[[Object], str]) -> Locate:
-    """Return a Locate that adds a field of the first pod to the evidence of ``locate``, as ``text`` says it."""
-
-    def extended(view: JobView) -> Match | None:
-        found = locate(view)
-        if found is None:
-            return None
-        evidence = Evidence(f"pod {found.pods[0]}", text(pod_spec(view.objects[found.pods[0]])), path)
-        return replace(found, evidence=[*found.evidence, evidence])
-
-    return extended
-
-
-def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobView], Found | None]:
-    """Return a Find for pods that ask for more of a resource than any node has."""
-    locate = _refused_by_nodes("resource", matches)
-
-    def find(view: JobView) -> Found | None:
-        found = locate(view)
-        if found is None:
-            return None
-        resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
-        less = _FLAGS.get(resource, flag)
-        needed = requests(spec).get(resource, 0.0)
-        asks = f"{found}: no node has {_as_written(spec, resource) or 'enough'} {resource}"
-        # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
-        sizes = {
-            name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-            for name, node in view.seen.nodes.items()
-            if is_allowed(node, spec, when_back=True)
-        }
-        if sizes:
-            node = max(sizes, key=lambda name: quantity(sizes[name]))
-            field = f"status.allocatable[{resource}] (the largest of all nodes)"
-            found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
-            if not quantity(sizes[node]):
-                asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
-                remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
-                return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
-            if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
-                sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
-                remedy = f"ask for less with {less}, or add a larger node"
-                return found.found(sentence, remedy, resolves_itself=False)
-        remedy = (
-            f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
-            f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
-        )
-        return found.found(f"{asks} free", remedy)
-
-    return find
-
-
-def _as_written(spec: Object, resource: str) -> str:
-    """Return the amount of a resource in the first container that requests it, as the manifest writes it."""
-    for container in spec.get("containers") or []:
-        resources = container.get("resources") or {}
-        for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
-            if resource in amounts:
-                return str(amounts[resource])
-    return ""
+def _insufficient(view: JobView) -> Found | None:
+    """Find pods that ask for more of a resource than any node has."""
+    found = _refused_by_nodes("resource")(view)
+    if found is None:
+        return None
+    resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
+    less = _flag(resource)
+    needed = requests(spec).get(resource, 0.0)
+    asks = f"{found}: no node has {amount_text(resource, needed) if needed else 'enough'} {resource}"
+    # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
+    sizes = {
+        name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
+        for name, node in view.seen.nodes.items()
+        if is_allowed(node, spec, when_back=True)
+    }
+    if sizes:
+        node = max(sizes, key=lambda name: quantity(sizes[name]))
+        field = f"status.allocatable[{resource}] (the largest of all nodes)"
+        found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
+        if not quantity(sizes[node]):
+            asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
+            remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
+            return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
+        if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
+            sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
+            remedy = f"ask for less with {less}, or add a larger node"
+            return found.found(sentence, remedy, resolves_itself=False)
+    remedy = (
+        f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
+        f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
+    )
+    return found.found(f"{asks} free", remedy)
 
 
 def _selector(view: JobView) -> Found | None:
     found = _refused_by_nodes("selector")(view)
-    labels = pod_spec(view.objects[found.pods[0]]).get("nodeSelector") if found else None
-    if found is None or not labels:
+    if found is None:
         return None
+    spec = pod_spec(view.objects[found.pods[0]])
+    labels = spec.get("nodeSelector")
+    if not labels:
+        return found.found(
+            f"{found}: no node matches the required node affinity",
+            f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the type "
+            "of GPUs (--gpu) or the affinity in the job's patch, or avoid fewer nodes (--avoid-node)",
+            Evidence(f"pod {found.pods[0]}", node_affinity_text(spec), "spec.affinity.nodeAffinity"),
+        )
     wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
     them = "them" if len(found.pods) > 1 else "it"
     return found.found(
@@ -349,10 +447,7 @@ def _nodes_not_ready(view: JobView) -> Match | None:
     found = _refused_by_nodes("taint", is_node_state)(view) or _refused_by_nodes("unschedulable")(view)
     if found is None:
         return None
-    volumes = [volume for volume in bound_volumes(view, found.pods[0]) if volume.is_away]
-    where = "".join(f"; {volume}" for volume in volumes)
-    evidence = [*found.evidence, *(volume.evidence for volume in volumes)]
-    return replace(found, evidence=evidence, texts=(found[1] or found[0], where))
+    return replace(found, texts=(found[1] or found[0],))
 
 
 def _unseen(view: JobView) -> Match | None:
@@ -372,42 +467,26 @@ def _unseen(view: JobView) -> Match | None:
     return Match(names(pods), [evidence], (name,))
 
 
-def _gated(view: JobView) -> Match | None:
-    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
-    if not pods:
-        return None
-    gates = pod_spec(view.objects[pods[0].name]).get("schedulingGates") or []
-    words = ", ".join(str(gate.get("name")) for gate in gates) or "a gate"
-    evidence = Evidence(f"pod {pods[0].name}", words, "spec.schedulingGates", _created(view, pods[0]))
-    return Match(names(pods), [evidence], (words,))
-
-
 def _created(view: JobView, pod: PodState) -> float:
     return created_at(view.objects[pod.name])
 
 
-_READ: Final = (
-    "flk reads the condition PodScheduled of the pods. The scheduler names the first test that each node fails; flk "
-    "reports the test that the closest nodes fail, and leaves control planes out."
-)
-_REQUESTED: Final = {
-    "NotEnoughCpu": "The pods request more CPU than any node has free.",
-    "NotEnoughMemory": "The pods request more memory than any node has free.",
-    "NotEnoughGpus": "The pods request more GPUs than any node has free, or nodes do not offer GPUs at all: their "
-    "device plugin may not run.",
-    "NotEnoughOfResource": "The pods request more of an extended resource, of storage or of the number of pods than "
-    "any node has free.",
-}
-
 CAUSES: Final = (
-    *(
-        Cause(
-            code,
-            _insufficient(flag, matches),
-            grace=60,
-            cured_by="other jobs that end",
-        )
-        for code, (what, flag, matches) in _RESOURCES.items()
+    Cause(
+        "NodeBeingAdded",
+        _node_being_added,
+        cured_by="the autoscaler",
+    ),
+    Cause(
+        "NodeNotAddedNow",
+        _node_not_added_now,
+        cured_by="other jobs that end, or the autoscaler",
+    ),
+    Cause(
+        SHORT,
+        _insufficient,
+        grace=60,
+        cured_by="other jobs that end",
     ),
     Cause(
         "NodeSelectorMismatch",
@@ -415,24 +494,10 @@ CAUSES: Final = (
         grace=60,
     ),
     Cause(
-        "NodeAffinityMismatch",
-        tell(
-            _with_field(_refused_by_nodes("selector"), "spec.affinity.nodeAffinity", node_affinity_text),
-            lambda view, trace: f"{trace}: no node matches the required node affinity",
-            lambda view, trace: (
-                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the "
-                "type of GPUs (--gpu) or the affinity in the job's patch, or avoid fewer nodes (--avoid-node)"
-            ),
-        ),
-        grace=60,
-    ),
-    Cause(
         "NodesNotReady",
         tell(
             _nodes_not_ready,
-            lambda view, trace: (
-                f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]}){trace[1]}"
-            ),
+            lambda view, trace: f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]})",
             lambda view, trace: (
                 f"{view.kubectl_of_cluster('get nodes')} shows their state; the administrator of the cluster can bring "
                 "them back"
@@ -456,27 +521,6 @@ CAUSES: Final = (
         grace=60,
     ),
     Cause(
-        "PodAffinityUnsatisfied",
-        tell(
-            _with_field(_refused_by_nodes("affinity"), "spec.affinity", lambda _: "podAffinity or podAntiAffinity"),
-            lambda view, trace: f"{trace}: no node satisfies the affinity between pods ({trace[0]})",
-            lambda view, trace: (
-                f"{view.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity "
-                "in the job's patch"
-            ),
-        ),
-        grace=60,
-    ),
-    Cause(
-        "TopologySpreadUnsatisfied",
-        tell(
-            _refused_by_nodes("spread"),
-            lambda view, trace: f"{trace}: no node satisfies the topology spread constraints ({trace[0]})",
-            lambda view, trace: "correct spec.topologySpreadConstraints in the job's patch",
-        ),
-        grace=60,
-    ),
-    Cause(
         "SchedulerMissing",
         tell(
             _unseen,
@@ -487,15 +531,6 @@ CAUSES: Final = (
         ),
         grace=60,
     ),
-    Cause(
-        "SchedulingGated",
-        tell(
-            _gated,
-            lambda view, trace: f"{trace}: scheduling is held back by {trace[0]}",
-            lambda view, trace: "wait until the controller that has set the gate removes it",
-        ),
-        cured_by="the controller that has set the gate",
-    ),
 )
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
@@ -505,7 +540,6 @@ UNSCHEDULABLE: Final = Cause(
         lambda view, trace: f"{trace}: no node can take it ({trace[0]})",
         lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the scheduler's events",
     ),
-    grace=300,
     cured_by="other jobs that end",
 )
 
@@ -516,18 +550,7 @@ _INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
 _CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
 # test is closer to taking the pod.
-_ORDER: Final = (
-    "unschedulable",
-    "taint",
-    "selector",
-    "ports",
-    "resource",
-    "volume",
-    "spread",
-    "affinity",
-    "claims",
-    "other",
-)
+_ORDER: Final = ("unschedulable", "taint", "selector", "resource", "volume", "other")
 
 
 @dataclass(frozen=True)
@@ -566,15 +589,8 @@ def _reason(nodes: int, text: str) -> NodeReason:
     if text.startswith("Too many pods"):
         return NodeReason("resource", nodes, text, "pods")
     for kind, words in (
-        ("claims", ("cannot allocate all claims", "resourceclaim")),
         ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
-        (
-            "volume",
-            ("volume node affinity", "PersistentVolume", "unbound immediate", "persistentvolumeclaim", "volume"),
-        ),
-        ("affinity", ("pod affinity", "anti-affinity")),
-        ("spread", ("topology spread",)),
-        ("ports", ("free ports",)),
+        ("volume", ("PersistentVolume", "persistentvolumeclaim", "volume")),
         ("unschedulable", ("were unschedulable", "not ready")),
     ):
         if any(word in text for word in words):

@@ -1,13 +1,13 @@
-"""Start of containers: commands, users, architectures, and containers that end again and again."""
+"""Start of containers: images that cannot be pulled, programs that do not start, and those that end again and again."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from flk.health.cause import (
-    FOR_NODES,
     Cause,
     Found,
     Locate,
@@ -18,29 +18,145 @@ from flk.health.cause import (
     pod_evidence,
     subject,
     tell,
+    trace,
     waiting,
 )
-from flk.health.references import CONFIG_ERRORS
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
-from flk.observe.view import JobView, Recreation
-from flk.units import short_duration, timestamp
-from flk_runtime.contract import user_env
+from flk.observe.view import JobView, Recreation, pod_spec
+from flk.units import timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 
-_ROOT: Final = re.compile(
-    r"runAsNonRoot and image (?:will run as root|has non-numeric user)|runAsUser breaks non-root policy"
+_PULL: Final = (
+    *("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"),
+    *("ImageInspectError", "InvalidImageName", "ErrImageNeverPull"),
 )
+_NAME: Final = re.compile(r'[Ii]mage "([^"]+)"')
+_NOT_FOUND: Final = ("not found", "manifest unknown", "does not exist", "no such manifest", "404")
+_DENIED: Final = (
+    "authorization failed",
+    "unauthorized",
+    "denied",
+    "forbidden",
+    "401",
+    "403",
+    "no basic auth credentials",
+)
+# The registry answers too late, or with a status that asks to try again.
+_BUSY: Final = re.compile(
+    r"toomanyrequests|429 Too Many Requests|50[234] (?:Bad Gateway|Service Unavailable|Gateway Time-?out)|i/o timeout"
+    r"|deadline exceeded|TLS handshake timeout|[Cc]lient\.Timeout|connection reset by peer|unexpected EOF"
+    r"|pull QPS exceeded"
+)
+_LONG_PULL: Final = 20.0  # seconds: a pull that lasts longer has got further than a refusal
+_LONGEST_PULL: Final = 1800.0
+_PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
+# Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
+_NAMES: Final = re.compile(r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+')
+_QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
+
+
+def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:
+    """Return a Locate for pods that cannot pull their image, where the messages contain one of ``words``.
+
+    The kubelet alternates between ErrImagePull, which says why, and ImagePullBackOff, which need not. The event Failed
+    has the reason too. The messages must contain none of ``without``. The texts of the trace are the messages in one
+    string, and the image.
+    """
+
+    def locate(view: JobView) -> Match | None:
+        pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
+        events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
+        said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
+        reasons = _NAMES.sub("", said)
+        if not pods or not any(word in reasons for word in words) or any(word in reasons for word in without):
+            return None
+        found = trace(view, pods, container_path(view), said, _image_of(view, pods[0].message), pods[0].reason)
+        since = [_failing_since(view, pod) for pod in pods]
+        if None in since:
+            return None
+        told = [*found.evidence, *map(event_evidence, events[-1:])]
+        return Match(found.pods, told, found.texts, min(time or 0.0 for time in since))
+
+    return locate
+
+
+def _failing_since(view: JobView, pod: PodState) -> float | None:
+    """Return since when a pod's pulls fail, and not before the last pull that got further; None while one does.
+
+    0 if no event tells it.
+    """
+    events = view.events_of(pod.name)
+    begun, pulled = (_last([e for e in events if e.get("reason") == reason]) for reason in ("Pulling", "Pulled"))
+    failures = [event for event in events if _is_pull_event(event)]
+    first = min((event_time(event, first=True) for event in failures), default=0.0)
+    # The kubelet leaves out events of a pod that has many. It waits between two pulls (BackOff).
+    ended = _last([*failures, *(event for event in events if event.get("reason") == "BackOff")])
+    if begun > ended and _LONG_PULL < view.now - begun < _LONGEST_PULL:
+        return None
+    failed = _last(failures)
+    return failed if begun and failed - begun > _LONG_PULL else max(first, pulled)
+
+
+def _last(events: Sequence[Object]) -> float:
+    return max(map(event_time, events), default=0.0)
+
+
+def _busy(view: JobView) -> Match | None:
+    """Find pods whose last pull failed in a way in which the next one need not."""
+    found = _pulling()(view)
+    events = [e for name in found.pods for e in view.events_of(name) if _is_pull_event(e)] if found else []
+    last = one_line(max(events, key=event_time).get("message")) if events else found[0] if found else ""
+    match = _BUSY.search(last)
+    return replace(found, texts=(match[0], found[1])) if found and match else None
+
+
+def _is_pull_event(event: Object) -> bool:
+    """Return whether an event says why an image could not be pulled."""
+    return event.get("reason") == "Failed" and str(event.get("message", "")).startswith("Failed to pull image")
+
+
+def _image_of(view: JobView, message: str) -> str:
+    """Return the image that a pod cannot use: the one that its message names, else the training container's."""
+    named = _NAME.search(message)
+    return named[1] if named else view.image
+
+
+def _access_denied(view: JobView) -> Found | None:
+    found = _pulling(_DENIED)(view)
+    if found is None:
+        return None
+    listed = pod_spec(view.objects[found.pods[0]]).get("imagePullSecrets") or []
+    secrets = [str(secret.get("name")) for secret in listed]
+    events = [event for name in found.pods for event in view.pod_events.get(name, [])]
+    missing = [event for event in events if event.get("reason") == "FailedToRetrieveImagePullSecret"]
+    if missing and secrets:
+        why = f"the pull secret {' or '.join(secrets)} does not exist"
+        remedy = view.kubectl(f"create secret docker-registry {secrets[0]} --docker-server=… --docker-username=…")
+    elif secrets:
+        why = f"the registry refuses the credentials of {plural(len(secrets), 'pull secret')} ({', '.join(secrets)})"
+        shown = view.kubectl(f"get secret {secrets[0]}")
+        remedy = f"{shown} shows its age; create it again with credentials that may pull"
+    else:
+        why = "the registry demands credentials, and the pods have no pull secret"
+        remedy = f"{view.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
+    sentence = f"{found} cannot start: the image {found[1]} may not be pulled: {why}"
+    return found.found(sentence, remedy, *map(event_evidence, missing[-1:]))
+
+
+def _reason_of(found: Match) -> str:
+    """Return why an image cannot be pulled: that its registry cannot be reached, or the kubelet's word for it."""
+    detail = _QUOTED.search(found[0])
+    return detail[0].removeprefix("dial tcp: ") if detail else found[2]
+
+
+CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
 _NO_PROGRAM: Final = r"(?:executable file not found|stat [^:]+: no such file|no such file)"
-_PYTHON: Final = re.compile(rf'exec: "((?:[^"]*/)?python[\d.]*)": {_NO_PROGRAM}')
 _EXECUTABLE: Final = re.compile(rf'exec: "([^"]+)": {_NO_PROGRAM}')
 _FORMAT: Final = re.compile(r"exec format error")
-_DENIED: Final = re.compile(r'exec: "([^"]+)": permission denied|exec (\S+): permission denied')
-# runc makes a folder that is missing, so that only a place where none can be made is refused.
-_WORK: Final = re.compile(r'(?:chdir to cwd \("|container init: mkdir )([^":]+)(?:"\)[^:]*)?: ([a-z][a-z -]+)')
 _PROCESS: Final = re.compile(r"(?:.*unable to start container process: )?(.+)")
 _ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL)
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
@@ -98,18 +214,15 @@ def _failed_start(pattern: re.Pattern[str]) -> Locate:
 
 
 def _wrong_format(view: JobView) -> Match | None:
-    """Find programs that the kernel refuses to execute, also those that a shell or a launcher starts."""
-    found = _failed_start(_FORMAT)(view)
+    """Find images without a variant for the node, and programs that the kernel refuses to execute."""
+    found = _pulling(_PLATFORM)(view) or _failed_start(_FORMAT)(view)
     if found is not None:
         return found
-    for name in view.seen.logs:
+    for name in view.seen.logs:  # of a program that a shell or a launcher starts
         for line in view.recent_lines(name):
             if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
                 return Match([name], [Evidence(f"log of {name}", line, time=ended)])
-    for pod in view.pods:
-        if _FORMAT.search(pod.message):
-            return Match([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
     return None
 
 
@@ -194,139 +307,89 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
     )
 
 
-_START: Final = (
-    "flk reads how the container ended (StartError), and the operator's events, because the operator deletes such a "
-    "pod and creates it again, without end."
-)
 CAUSES: Final = (
     Cause(
-        "RunsAsRoot",
+        "WrongArchitecture",
         tell(
-            waiting(CONFIG_ERRORS, _ROOT),
-            lambda view, trace: f"{trace} cannot start: the image {view.image} runs as root, and the pods must not",
+            _wrong_format,
             lambda view, trace: (
-                "choose an image with a numeric USER, or set securityContext.runAsUser in the job's patch"
+                f"{trace} cannot start: the image {view.image} is for another processor architecture than the node's"
+            ),
+            lambda view, trace: (
+                "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes "
+                "with --node-selector kubernetes.io/arch=…"
             ),
         ),
-        grace=10,
+        grace=30,
     ),
     Cause(
-        "PythonMissing",
+        "RegistryBusy",
         tell(
-            _failed_start(_PYTHON),
-            lambda view, trace: f"{trace} cannot start: the image {view.image} has no Python ({trace[1]} is not in it)",
-            lambda view, trace: "choose an image with Python 3.10 or newer and torch: --image",
+            _busy,
+            lambda view, trace: (
+                f"{trace} cannot start yet: the pull of {trace[1]} failed ({trace[0]}), and the kubelet tries again"
+            ),
+            lambda view, trace: (
+                f"{view.flk('wait')} waits; a pull secret raises the limit of a public registry, and a mirror avoids it"
+            ),
         ),
-        grace=10,
+        cured_by="the kubelet, which tries again",
+    ),
+    Cause(
+        "ImageNotFound",
+        tell(
+            _pulling(_NOT_FOUND, without=_PLATFORM),
+            lambda view, trace: f"{trace} cannot start: the image {trace[1]} does not exist in its registry",
+            lambda view, trace: f"correct --image, or push the image; then {view.flk('delete')} and submit again",
+        ),
+        grace=45,
+    ),
+    Cause(
+        "ImageAccessDenied",
+        _access_denied,
+        grace=45,
+    ),
+    Cause(
+        "ImagePullFailed",
+        tell(
+            _pulling(),
+            lambda view, trace: f"{trace} cannot start: the image {trace[1]} cannot be pulled ({_reason_of(trace)})",
+            lambda view, trace: (
+                f"correct --image, or have the registry or the way to it repaired; "
+                f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows all that the node says"
+            ),
+        ),
+        grace=90,
     ),
     Cause(
         "CommandNotFound",
         tell(
             _failed_start(_EXECUTABLE),
             lambda view, trace: f"{trace} cannot start: the image {view.image} has no program {trace[1]}",
-            lambda view, trace: "correct the command, or choose an image that has the program: --image",
-        ),
-        ExitCode.USAGE,
-        grace=10,
-    ),
-    Cause(
-        "CommandNotExecutable",
-        tell(
-            _failed_start(_DENIED),
-            lambda view, trace: f"{trace} cannot start: {trace[1] or trace[2]} may not be executed",
-            lambda view, trace: "make the file executable (chmod +x) in the image, or call it through its interpreter",
-        ),
-        ExitCode.USAGE,
-        grace=10,
-    ),
-    Cause(
-        "WorkingFolderMissing",
-        tell(
-            _failed_start(_WORK),
             lambda view, trace: (
-                f"{trace} cannot start: the image has no working folder {trace[1]}, and none can be made ({trace[2]})"
+                "correct the command, or choose an image that has the program, and torch (--image): a script needs "
+                "Python 3.10 or newer"
             ),
-            lambda view, trace: "correct workingDir in the job's patch",
         ),
         ExitCode.USAGE,
-        grace=10,
-    ),
-    Cause(
-        "WrongArchitecture",
-        tell(
-            _wrong_format,
-            lambda view, trace: (
-                f"{trace} cannot start: the program in the image {view.image} is for another processor architecture "
-                "than the node's"
-            ),
-            lambda view, trace: FOR_NODES,
-        ),
         grace=10,
     ),
     Cause(
         "ContainerStartFailed",
         tell(
-            _failed_start(_PROCESS),
+            lambda view: _failed_start(_PROCESS)(view) or waiting(CONFIG_ERRORS, _PROCESS)(view),
             lambda view, trace: f"{trace} cannot start: {trace[1]}",
-            lambda view, trace: "correct what the message names in the image, the command or the job's patch",
-        ),
-        grace=30,
-    ),
-    Cause(
-        "ContainerConfigInvalid",
-        tell(
-            waiting(CONFIG_ERRORS, re.compile(r".+")),
-            lambda view, trace: f"{trace} cannot start: {trace[0]}",
-            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
+            lambda view, trace: (
+                "correct what the message names in the image, the command or the job's patch; "
+                f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events"
+            ),
         ),
         grace=30,
     ),
     Cause(
         "CrashLoop",
-        _crash_loop,
+        lambda view: _crash_loop(view) or _recreated_again_and_again(view),
         ExitCode.TRAINING,
         grace=60,
-    ),
-    Cause(
-        "RestartLoop",
-        _recreated_again_and_again,
-        ExitCode.TRAINING,
-        grace=LOOP_GRACE,
-    ),
-)
-
-
-JOIN_TIMEOUT: Final = f"{user_env.JOIN_TIMEOUT} ({short_duration(user_env.JOIN_TIMEOUT.default)})"
-
-# The lines of flk_runtime.launcher.processes.preparation.
-_PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
-_SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
-
-
-def _prepares(view: JobView) -> Found | None:
-    """Find a pod whose launcher's last line is of its preparation."""
-    for pod in view.pods:
-        lines = view.recent_lines(pod.name)
-        last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
-        for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
-            match = pattern.fullmatch(last)
-            if match:
-                since = pod.started or 0.0
-                taken = f" for {short_duration(view.now - since)}" if since else ""
-                return Found(
-                    f"{pod.name} {what}{taken}; its last line: {match[1]}",
-                    f"{view.kubectl(f'logs {pod.name}')} shows what it does; the ranks start afterwards",
-                    [Evidence(f"log of {pod.name}", last, time=since)],
-                    [pod.name],
-                    since=since,
-                )
-    return None
-
-
-PREPARATION: Final = (
-    Cause(
-        "Preparing",
-        _prepares,
-        cured_by="the end of the preparation",
     ),
 )

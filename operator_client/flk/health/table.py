@@ -8,22 +8,15 @@ from typing import Final
 
 from flk.health import (
     admission,
-    attempts,
-    autoscaling,
     controllers,
-    devices,
     ending,
-    gang,
-    images,
+    failure,
     node,
     queue,
-    quota,
     references,
     rendezvous,
-    rights,
     scheduling,
     starting,
-    volumes,
 )
 from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result
@@ -35,32 +28,25 @@ from flk.observe.view import JobView
 # The checks of a cluster and, given a job, of the job's needs, in the order of the report.
 OF_CLUSTER: Final[tuple[Callable[[Cluster], Iterator[Result]], ...]] = (
     controllers.before,
-    gang.before,
-    rights.before,
+    queue.gang,
     scheduling.gpus,
 )
 OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
-    quota.before,
     admission.before,
     queue.before,
     references.before,
-    volumes.before,
-    devices.before,
     scheduling.before,
 )
 # Of each group only the first cause that is found counts: the most specific one comes first, the most general one last.
 GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
-    (*queue.CAUSES, *gang.CAUSES),
-    (*controllers.CAUSES, *quota.CAUSES, *admission.CAUSES),
-    images.CAUSES,
-    (*references.CAUSES, *starting.CAUSES),
-    volumes.CAUSES,
-    devices.CLAIMS,
-    (*autoscaling.CAUSES, *scheduling.CAUSES),
+    queue.CAUSES,
+    (*controllers.CAUSES, *admission.CAUSES),
+    (*references.REFERENCES, *references.VOLUMES, *starting.CAUSES),
+    scheduling.CAUSES,
     (UNSCHEDULABLE,),
-    devices.CAUSES,
-    (*node.CAUSES, *starting.PREPARATION, *rendezvous.CAUSES),
-    attempts.CAUSES,
+    node.FAULTS,
+    (*node.CAUSES, *rendezvous.CAUSES),
+    failure.CAUSES,
     ending.CAUSES,
     ending.DELETION,
 )
@@ -72,10 +58,10 @@ def _codes(*subjects: Sequence[Cause]) -> frozenset[str]:
     return frozenset(cause.code for causes in subjects for cause in causes)
 
 
-_OF_SCHEDULER: Final = _codes(devices.CLAIMS, scheduling.CAUSES, [UNSCHEDULABLE])
+_OF_SCHEDULER: Final = _codes(scheduling.CAUSES, [UNSCHEDULABLE])
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
-_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, volumes.CAUSES, autoscaling.CAUSES)
-_OF_HARDWARE: Final = _codes(devices.CAUSES)
+_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(references.VOLUMES) | {"WaitingForGang"}
+_OF_HARDWARE: Final = _codes(node.FAULTS)
 _FROM_OUTSIDE: Final = _codes([cause for cause in CAUSES if cause.from_outside])
 ENDS: Final = _codes(ending.CAUSES)
 LATER: Final = _codes(ending.DELETION)  # a cause that kept the job from running explains more than the deletion
@@ -113,7 +99,7 @@ def find(view: JobView) -> list[Finding]:
             finding = cause.finding(view)
             if finding is not None:
                 if finding.code in _OF_SCHEDULER:
-                    finding = autoscaling.with_patience(view, finding)
+                    finding = scheduling.with_patience(view, finding)
                 found.append(replace(finding, stuck_after=_stuck_after(view, finding)))
                 break
     named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
@@ -129,7 +115,7 @@ def find(view: JobView) -> list[Finding]:
 def _stuck_after(view: JobView, finding: Finding) -> float | None:
     """Return the job's --stuck-after where it concerns the finding. Pods that a quota refuses have no node either."""
     limit = view.stuck_after
-    if limit is not None and finding.code == quota.EXCEEDED:
+    if limit is not None and finding.code == admission.EXCEEDED:
         return limit if finding.resolves_itself else min(limit, finding.grace)  # it never grants what it does not have
     return limit if finding.code in _OF_PLACEMENT else None
 

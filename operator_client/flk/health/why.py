@@ -121,7 +121,6 @@ def examined(view: JobView) -> list[str]:
         (around.logs, "log"),
         (around.nodes, "node"),
         (around.claims, "PersistentVolumeClaim"),
-        (around.volumes, "PersistentVolume"),
         (around.workloads, "Workload"),
         (around.pod_groups, "PodGroup"),
     ):

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, NoConfigError, UnreachableError
-from flk.health import autoscaling
+from flk.health import scheduling
 from flk.health.cluster import Cluster, Pods, Unreadable
-from flk.health.rights import Right, all_rights, resource_attributes
+from flk.health.controllers import Right, all_rights, resource_attributes
 from flk.jobs.choice import targets
 from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe import resources
@@ -88,7 +88,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         devices=devices,
         controllers=deployments,
         named=objects,
-        autoscaler=autoscaling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
+        autoscaler=scheduling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
         admission=_admission(client, pods) if pods and _may_try(values["rights"]) else None,
         **values,
     )

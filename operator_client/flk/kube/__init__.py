@@ -6,7 +6,7 @@ package knows nothing of flk but its errors. Only `flk.jobs` and the packages ab
 
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
-from flk.kube.options import ConnectionOptions, Exchange, connection_options, set_connection_options
+from flk.kube.kubeconfig import ConnectionOptions, Exchange, connection_options, set_connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource, check_selector
 from flk.kube.watch import Changed, Listed, list_and_watch
 

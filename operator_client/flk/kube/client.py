@@ -23,8 +23,7 @@ from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
 from flk.kube.discovery import GROUPS, KEPT, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
-from flk.kube.kubeconfig import config_view
-from flk.kube.options import Exchange, connection_options
+from flk.kube.kubeconfig import Exchange, config_view, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk_runtime.contract import foreign
 

@@ -1,4 +1,4 @@
-"""Read the kubeconfig files that kubectl would read, and select one context.
+"""Read the kubeconfig files that kubectl would read, and select one context, as the command line says.
 
 Messages name files, contexts and commands, and never values: those may be tokens.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import yaml
 
 from flk.commands import Commands, Connection
 from flk.errors import NoConfigError, NoKubeconfigError
-from flk.kube.options import connection_options
+from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
@@ -30,12 +30,49 @@ _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
 # What entries of clusters, users and contexts hold, where it is no single value: None is anything, "" a single value.
 _SHAPES: Final[dict[Any, Any]] = {
     "extensions": None,
-    "auth-provider": {None: None},
+    "auth-provider": {None: "", "config": {None: ""}},
     "as-groups": [""],
     "as-user-extra": {None: [""]},
     "exec": {None: "", "args": [""], "env": [{None: ""}]},
 }
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its outcome, without headers and answers, which may hold secrets."""
+
+    verb: str
+    target: RequestTarget
+    query: Mapping[str, Any]
+    body: Any
+    method: str
+    url: str
+    outcome: str  # the HTTP status, or the error of the connection
+    seconds: float  # until the answer's first byte
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Options of all connections of this process, as kubectl's global flags have them: set before the first one."""
+
+    connection: Connection = field(default_factory=Connection)  # --context is not in it: each client has its own
+    request_timeout: float | None = None  # seconds for one request with all its attempts; 0: no limit of flk's own
+    observe: Callable[[Exchange], None] | None = None  # called after each request, in the thread that sent it
+
+
+_options = ConnectionOptions()
+
+
+def connection_options() -> ConnectionOptions:
+    """Return the options of this process."""
+    return _options
+
+
+def set_connection_options(options: ConnectionOptions) -> None:
+    """Set the options of connections that are opened from now on."""
+    global _options
+    _options = options
 
 
 @dataclass(frozen=True)

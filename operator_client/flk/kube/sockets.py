@@ -1,8 +1,7 @@
 """WebSockets of the API server: commands in containers (`exec`) and connections to pods (`port-forward`).
 
 They are opened with the certificates, the proxy and the credentials of all other requests, which the package kubernetes
-cannot do. That package forwards the ports. flk reads the messages of a command itself: the package gathers all that has
-come before it hands on any, so that the copy of a large file would be in memory, and copied again for each message.
+cannot do, and read message by message: the package gathers all that has come before it hands on any.
 
 The first byte of each message is the number of a channel. kubectl uses the same protocols:
 https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-4006.
@@ -10,7 +9,6 @@ https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-400
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import socket
@@ -22,16 +20,15 @@ from urllib.parse import urlencode
 
 import urllib3
 import websocket
-from kubernetes.stream.ws_client import PortForward
 from urllib3.exceptions import HTTPError
-from urllib3.util.ssltransport import SSLTransport
 
-from flk.errors import ApiError, NoConfigError, UnreachableError
+from flk.errors import ApiError, UnreachableError
 from flk.kube.credentials import Access
 from flk.kube.errors import error_from_connection, error_from_response
 from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
 
+_PORT_DATA, _PORT_ERROR = 0, 1
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _PORT_FORWARD: Final = ["v4.channel.k8s.io"]
@@ -147,60 +144,29 @@ class PodConnection:
     """A TCP connection to a port of a pod. One thread may receive while another sends."""
 
     def __init__(self, access: Access, target: RequestTarget, port: int) -> None:
-        """Open the connection. Raises ApiError if the API server refuses it, NoConfigError for a proxy https://."""
-        self._websocket, self._port = _open(access, target, [("ports", str(port))], _PORT_FORWARD), port
-        if isinstance(self._websocket.sock, SSLTransport):  # of which the package does not see what it has read
-            _close(self._websocket)
-            problem = f"context {access.context.name} uses a proxy https://, which flk port-forward cannot do"
-            raise NoConfigError(problem, hint="kubectl port-forward can")
-        self._forward: Any = _Forward(self._websocket, [port])  # type: ignore[no-untyped-call]
-        self._socket = self._forward.socket(port)  # type: ignore[no-untyped-call]
+        """Open the connection. Raises ApiError if the API server refuses it."""
+        self._socket = _open(access, target, [("ports", str(port))], _PORT_FORWARD)
+        self._begun: set[int] = set()  # channels that have named their port, each in its first message
 
     def receive(self) -> bytes:
         """Return the next bytes; none at the end. Raises UnreachableError if nothing listens on the port."""
-        try:
-            data: bytes = self._socket.recv(1 << 16)
-        except OSError:
-            data = b""  # it was closed
-        if not data and (said := self._forward.error(self._port)):
-            raise UnreachableError(str(said))
-        return data
+        while data := _receive(self._socket):
+            channel, content = data[0], data[1:]
+            if channel not in self._begun:
+                self._begun.add(channel)
+            elif channel == _PORT_ERROR:
+                raise UnreachableError(content.decode(errors="replace"))
+            elif channel == _PORT_DATA and content:
+                return content
+        return b""
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the pod.
-
-        Not through the package's thread, which receives nothing while it sends: both ends would wait for each other.
-        """
-        self._websocket.send_binary(b"\0" + data)
+        """Send bytes to the pod."""
+        self._socket.send_binary(bytes([_PORT_DATA]) + data)
 
     def close(self) -> None:
-        """Close the connection."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-class _Forward(PortForward):
-    """The forwarding of the package, which closes its port however its thread ends."""
-
-    class _Port(PortForward._Port):
-        """A port that keeps no data for a slow reader: the thread waits for it, and so does the pod."""
-
-        @property
-        def data(self) -> bytes:
-            """What is to be written to the reader: nothing, it has been."""
-            return b""
-
-        @data.setter
-        def data(self, received: bytes) -> None:
-            self.python.sendall(received)
-
-    def _proxy(self) -> None:
-        with contextlib.suppress(Exception):  # the connection may break, and the server may send anything
-            super()._proxy()  # type: ignore[no-untyped-call]
-        for port in self.local_ports.values():
-            port.python.close()
-        self.websocket.shutdown()
+        """Close the connection, also while another thread receives."""
+        _close(self._socket)
 
 
 def _close(connection: Any) -> None:

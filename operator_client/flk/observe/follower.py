@@ -17,8 +17,6 @@ from flk.observe.observation import Observation
 from flk.observe.resources import PODS, RESOURCES
 from flk.targets import DEFAULT, TARGETS, Target, target_of
 
-_OFTEN: Final = 50.0  # observations in a second of many jobs that do not change
-
 
 def follow_job(client: JobClient, name: str, interval: float = 1.0) -> Generator[Observation, None, None]:
     """Yield a job after every change and at least every ``interval`` seconds, without end.
@@ -90,8 +88,7 @@ class Follower:
         """Yield the jobs that have changed, in their order, and all of them now and then, until none is followed.
 
         Yields at least every ``interval`` seconds, and soon after time.monotonic() has reached ``until``, but not
-        before all jobs were read once. `take_errors` has the jobs whose watch has failed. Many jobs that do not change
-        are yielded more rarely, for each of them takes time.
+        before all jobs were read once. `take_errors` has the jobs whose watch has failed.
         """
         due = 0.0
         while self._caches:
@@ -103,7 +100,7 @@ class Follower:
                 continue
             if time.monotonic() >= due:
                 self._changed.update(self._caches)
-                due = time.monotonic() + max(interval, len(self._caches) / _OFTEN)
+                due = time.monotonic() + interval
             chosen, self._changed = [job for job in self._caches if job in self._changed], set()
             yield {job: self._caches[job].observed() for job in chosen}
 

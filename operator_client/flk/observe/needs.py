@@ -93,7 +93,7 @@ def with_answer(seen: Observation, need: Need, reply: Reply) -> Observation:
             return replace(seen, logs={**seen.logs, need.name: reply.lines})
         case What.CONTROLLERS:
             return replace(seen, controllers=reply.controllers)
-        case What.NODES | What.CLAIMS | What.VOLUMES:
+        case What.NODES | What.CLAIMS:
             by_name = {item["metadata"]["name"]: item for item in reply.items}
             field = need.what.value
             changes: dict[str, Any] = {field: {**getattr(seen, field), **by_name}}
@@ -169,8 +169,6 @@ def _around(view: JobView) -> list[Need]:
     claims = _claim_names(view, pods)
     wanted += [Need(What.CLAIMS, name) for name in claims]
     wanted += [Need(What.EVENTS, name, "PersistentVolumeClaim") for name in claims if name in view.seen.claims]
-    bound = [volume for name in claims if (volume := volume_name(view.seen.claims.get(name)))]
-    wanted += [Need(What.VOLUMES, volume) for volume in bound]
     if view.suspended and view.queue:
         wanted += [Need(What.WORKLOADS), Need(What.PENDING_WORKLOADS, view.queue)]
     if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
@@ -207,11 +205,6 @@ def _representatives(view: JobView) -> list[PodState]:
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
     chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
     return chosen[:STUCK_PODS]
-
-
-def volume_name(claim: Object | None) -> str:
-    """Return the name of the PersistentVolume that a claim is bound to; empty if there is none."""
-    return str(((claim or {}).get("spec") or {}).get("volumeName") or "")
 
 
 def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:

@@ -25,7 +25,6 @@ class What(enum.Enum):
     LOG = "log"
     NODES = "nodes"
     CLAIMS = "claims"
-    VOLUMES = "volumes"
     WORKLOADS = "workloads"
     PENDING_WORKLOADS = "pending_workloads"
     POD_GROUPS = "pod_groups"
@@ -64,7 +63,6 @@ class Observation:
     # Read only where a pod or the job is in trouble:
     nodes: Mapping[str, Object] = field(default_factory=dict)  # by name
     claims: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumeClaims by name
-    volumes: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumes of these claims, by name
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
     pending_workloads: Sequence[Object] = ()  # all that wait in the job's queue, in Kueue's order
     pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name

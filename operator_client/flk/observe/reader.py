@@ -15,7 +15,7 @@ from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, OF_LOGS, needs, with_answer
 from flk.observe.observation import Need, Observation, What, unnamed_pod
-from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, VOLUMES, WORKLOADS
+from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, WORKLOADS
 from flk.observe.source import Reply, Source
 from flk.observe.view import JobView
 from flk.targets import Target
@@ -138,7 +138,7 @@ class Reader:
         before, self._replies = self._replies, {}
         due: dict[bool, bool] = {}
         view = JobView(seen, self._client.commands)
-        # What is read may show what else is needed: events name a volume, whose claim names a PersistentVolume.
+        # What is read may show what else is needed: events name a volume, whose claim has events of its own.
         while wanted := [need for need in needs(view) if self._logs or need.what not in OF_LOGS]:
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
@@ -167,8 +167,6 @@ class Reader:
                 return source.get(RequestTarget(NODES, None, need.name))
             case What.CLAIMS:
                 return source.get(RequestTarget(CLAIMS, namespace, need.name))
-            case What.VOLUMES:
-                return source.get(RequestTarget(VOLUMES, None, need.name))
             case What.WORKLOADS:
                 return source.list_all(RequestTarget(WORKLOADS, namespace), labels.KUEUE_JOB_UID, view.uid)
             case What.PENDING_WORKLOADS:

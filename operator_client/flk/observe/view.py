@@ -351,8 +351,9 @@ class JobView:
 
     @property
     def unschedulable(self) -> list[PodState]:
-        """The pods for which the scheduler finds no node."""
-        return [pod for pod in self.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+        """The pods for which the scheduler finds no node, or which a gate keeps from it."""
+        reasons = ("Unschedulable", "SchedulingGated")
+        return [pod for pod in self.pods if pod.phase == PodPhase.PENDING and pod.reason in reasons]
 
     @property
     def lacking(self) -> list[PodState]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
-from flk.health.exceptions import LoggedError, find_errors
+from flk.health.failure import LoggedError, find_errors
 from flk.jobs.answer import Answer, Lines, answered, get_state, last_answer
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import IDLE

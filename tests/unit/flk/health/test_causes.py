@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from tests.support.api_server import FakeApiServer
 from tests.support.cause_cases import Case, Object
 from tests.support.causes import CASES
 from tests.support.jobs import NOW, JobBuilder
-from tests.unit.flk.health.test_built_causes import BUILT, failed
+from tests.unit.flk.health.test_built_causes import assert_that_nothing_is_printed_twice, failed
 
 
 @pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
@@ -48,24 +46,7 @@ def test_recorded(case: Case) -> None:
     )
     if expected.stuck:
         assert state.code == expected.exit_code
-
-
-EVERY: dict[str, Callable[[], JobView]] = {
-    **{case.name: partial(recorded.load, recorded.FOLDER / f"{case.name}.json") for case in CASES},
-    **{code: view for code, (view, _) in BUILT.items()},
-}
-
-
-@pytest.mark.parametrize("which", EVERY)
-def test_flk_why_prints_nothing_twice(which: str) -> None:
-    """The evidence says where the headline is read from, and no words of it again."""
-    view = EVERY[which]()
-    answer = diagnose(view)
-    headline, *lines = [line.strip() for line in text(answer, view.now).splitlines() if line]
-    sentences = [line for line in lines if " " in line]
-    assert not [line for line in sentences if line in headline or _message(line) in headline]
-    told = [each.text for each in [*(answer.cause.evidence if answer.cause else ()), *answer.others]]
-    assert len({*told}) == len(told)
+    assert_that_nothing_is_printed_twice(view)
 
 
 def test_the_level_of_a_line_of_a_log_is_no_evidence() -> None:
@@ -77,12 +58,6 @@ def test_the_level_of_a_line_of_a_log_is_no_evidence() -> None:
     assert "ERROR" not in text(answer, view.now)
 
 
-def _message(line: str) -> str:
-    """What follows the reason in a line of evidence, such as ``FailedMount``; the line if it has none."""
-    reason, _, message = line.partition(": ")
-    return message if " " in message and " " not in reason else line
-
-
 def test_every_recorded_job_has_a_case() -> None:
     assert {path.stem for path in recorded.FOLDER.glob("*.json")} == {case.name for case in CASES}
 
@@ -92,13 +67,7 @@ def test_page(cause: Any) -> None:
     text = page(cause)
     assert text.startswith(f"{cause.code}: {cause.title}.")
     assert all(part.strip().endswith(".") for part in (cause.meaning, cause.remedy))
-
-
-def test_codes_are_unique() -> None:
-    codes = [cause.code.lower() for cause in CAUSES]
-    assert len(codes) == len(set(codes))
-    assert [cause_of(code) for code in codes] == [*CAUSES]
-    assert cause_of("OfANewerRelease") is None
+    assert cause_of(cause.code.lower()) is cause
 
 
 @pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")
@@ -132,12 +101,6 @@ def test_a_provisioner_gets_the_time_that_a_file_system_takes(reasons: list[str]
     assert derive(view).phase == Phase.PENDING
     view.now = cause.since + grace
     assert derive(view).phase == Phase.STUCK
-
-
-def test_pods_that_a_limit_range_refuses_are_not_blamed_on_the_operator() -> None:
-    view = recorded.load(recorded.FOLDER / "limit-range.json")
-    assert "conditions" not in view.status
-    assert [finding.code for finding in find(view)] == ["LimitRangeViolated"]
 
 
 def deployment(wanted: int, ready: int) -> Object:

@@ -11,9 +11,8 @@ import pytest
 
 from flk.cli.doctor import with_remedies
 from flk.commands import Commands, Connection
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.resources import is_selected
-from flk.health.rights import OPTIONAL, all_rights, rights_for
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_selected
+from flk.health.controllers import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
 from flk.observe.resources import POD_GROUPS, RESOURCES
 from flk.spec.gpus import gpu_terms
@@ -108,7 +107,6 @@ NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.k
 RUNNING = [
     {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
 ]
-VIOLATION = 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
 AWAY = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
 CONTROL_PLANE = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
@@ -187,13 +185,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(2),
         Level.OK,
         "fits into 1 quota",
-    ),
-    "pod security": (
-        "admission",
-        {"admission": Unreadable(f'pods "flk-doctor-x" is forbidden: {VIOLATION}'), "nodes": [node()]},
-        pods(2, GPU),
-        Level.FAILED,
-        "the namespace enforces restricted, and the pods break it: host namespaces (hostNetwork=true)",
     ),
     "pods that the user may not create": (
         "admission",
@@ -314,13 +305,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(2, spec=claim()),
         Level.WARNING,
         "on one node at a time only",
-    ),
-    "claim of one pod": (
-        "claim",
-        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOncePod")}},
-        pods(2, spec=claim()),
-        Level.FAILED,
-        "by one pod only",
     ),
     "claim of one node for one pod": (
         "claim",

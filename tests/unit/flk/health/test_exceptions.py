@@ -7,7 +7,7 @@ import traceback
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk.health.exceptions import find_errors
+from flk.health.failure import find_errors
 
 
 def raised(error: BaseException) -> list[str]:

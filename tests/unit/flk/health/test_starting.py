@@ -12,8 +12,6 @@ from flk.jobs.state import Phase
 from flk.jobs.state import derive as derive_state
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import MADE, NOW, JobBuilder
 
 POD = "gpt-worker-1"
@@ -77,7 +75,7 @@ def test_a_container_that_is_killed_at_its_memory_limit_before_an_attempt_is_nam
 def test_a_container_that_crashes_again_and_again_before_an_attempt_is_a_loop(target: str) -> None:
     assert find(view_of(target, 2, "Error", 139)) == []
     (cause,) = find(view_of(target, 3, "Error", 139))
-    assert (cause.code, cause.exit_code) == ("RestartLoop", 100)
+    assert (cause.code, cause.exit_code) == ("CrashLoop", 100)
     assert "exit code 139" in cause.sentence
     assert "3 times" in cause.sentence
 
@@ -104,77 +102,12 @@ def test_a_loop_is_stuck_although_each_end_is_recent() -> None:
     view = job.view()
     view.now = NOW + 60
     state = derive_state(view)
-    assert (state.phase, state.reason) == (Phase.STUCK, "RestartLoop")
-
-
-DISK = "Pod ephemeral local storage usage exceeds the total limit of containers 100Mi. "
-
-
-def evicted_by_its_limit(times: int, message: str = DISK) -> JobBuilder:
-    """A PyTorchJob whose pod 1 was evicted each time: the operator has deleted it, and the newest one runs."""
-    job = JobBuilder().all("pod").condition("Restarting").ran(1, *"abcdef"[:times], "pod-1")
-    for uid in "abcdef"[:times]:
-        job.event("Evicted", message, "Pod", POD, uid=uid)
-    return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 137", count=times)
-
-
-def test_an_event_of_a_pod_need_not_have_a_reason() -> None:
-    job = evicted_by_its_limit(3).event("Odd", "of another controller", "Pod", POD, uid="a")
-    del job.events[-1]["reason"]
-    assert find(job.view())[0].code == "Evicted"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        DISK,
-        'Container pytorch exceeded its local ephemeral storage limit "100Mi". ',
-        'Usage of EmptyDir volume "scratch" exceeds the limit "64Mi". ',
-    ],
-)
-def test_a_pod_that_its_own_limit_of_disk_evicts_again_and_again_is_stuck(message: str) -> None:
-    twice, often = evicted_by_its_limit(2, message).view(), evicted_by_its_limit(3, message).view()
-    for view in (twice, often):
-        view.now = NOW + 300
-    assert not find(twice)  # its pod runs again
-    state = derive_state(often)
-    assert (state.phase, state.reason, state.code) == (Phase.STUCK, "Evicted", 104)
-    assert state.message == f"{POD} was evicted 3 times because it exceeded its own limit: {message.strip()}"
-    often.now = NOW + 1200  # it has run for long since
-    assert not find(often)
-
-
-def test_a_pod_that_its_node_evicts_again_and_again_is_not_stuck() -> None:
-    view = evicted_by_its_limit(4, "The node was low on resource: ephemeral-storage. ").view()
-    view.now = NOW + 300
-    assert not find(view)
-
-
-def test_evictions_of_a_job_that_makes_progress_do_not_end_the_wait_for_it() -> None:
-    lost = Failure(Kind.LOST, 1, None, POD, "node-a", None, NOW)
-    for steps, phase in (((5, 5, 5, 5), Phase.STUCK), ((5, 10, 15, 20), Phase.RUNNING)):
-        job = evicted_by_its_limit(3)
-        attempts = [Attempt(n, NOW, NOW + 9, lost, step=step, restored=0) for n, step in enumerate(steps)]
-        job.record = JobRecord("running", 0, attempts=[*attempts, Attempt(4, NOW + 200)])
-        view = job.view()
-        view.now = NOW + 300
-        assert derive_state(view).phase is phase
-
-
-@pytest.mark.parametrize("times", [2, 3])
-def test_a_job_that_keeps_its_evicted_pods_is_stuck_by_them(times: int) -> None:
-    view = killed_in_job(times, "Error", 137)
-    for number, pod in enumerate(list(view.replaced_pods.values())):
-        pod["status"] |= {"reason": "Evicted", "message": DISK, "startTime": MADE}
-        ended = f"2026-01-01T00:01:{number:02}Z"
-        pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": ended}]
-    state = derive_state(view)
-    assert (state.phase is Phase.STUCK, state.reason) == (times == 3, "Evicted" if times == 3 else "")
+    assert (state.phase, state.reason) == (Phase.STUCK, "CrashLoop")
 
 
 def test_pods_that_were_evicted_and_containers_that_ran_for_long_are_in_no_loop() -> None:
     evicted = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]}
-    assert not {f.code for f in find(killed_in_job(3, "Error", 137, **evicted))} & {"OutOfMemory", "RestartLoop"}
+    assert not {f.code for f in find(killed_in_job(3, "Error", 137, **evicted))} & {"OutOfMemory", "CrashLoop"}
     view = view_of("job", 3, "OOMKilled", 137)
     view.now += 1200
     assert find(view) == []

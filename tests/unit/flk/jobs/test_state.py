@@ -62,8 +62,8 @@ def test_queued() -> None:
     [
         ("ImagePullBackOff", "ImagePullFailed"),
         ("ErrImagePull", "ImagePullFailed"),
-        ("InvalidImageName", "ImageNameInvalid"),
-        ("CreateContainerConfigError", "ContainerConfigInvalid"),
+        ("InvalidImageName", "ImagePullFailed"),
+        ("CreateContainerConfigError", "ContainerStartFailed"),
         ("CrashLoopBackOff", "CrashLoop"),
     ],
 )
@@ -320,7 +320,7 @@ def test_events_that_were_not_read_are_no_proof_of_a_lack_of_memory(around: dict
     seen = (killed_container() if job == "recorded" else killed_at_its_limit()).seen()
     state = states.derive(JobView(replace(seen, **around)))
     assert (state.reason, "memory helps" in state.message) == (
-        "PodLost" if job == "recorded" else "KilledBySignal",
+        "PodLost" if job == "recorded" else "Failed",
         False,
     )
     assert "ran out" not in str(state.to_dict())

@@ -155,10 +155,3 @@ def test_where_discovery_may_not_be_read_every_kind_is_asked_for(fake: FakeApiSe
     assert client.serves(JOBSETS)
     with pytest.raises(MissingApiError, match=r"does not serve JobSets \(API jobset.x-k8s.io/v1alpha2\)"):
         client.list_all(RequestTarget(JOBSETS, "team"))
-
-
-def test_a_kind_that_discovery_names_is_asked_for_again(fake: FakeApiServer, client: ApiClient) -> None:
-    """As of an API server that has just started, which knows its own kinds before those of definitions."""
-    fake.objects[collection(JOBSETS, "v1alpha2")] = {"gpt": {"metadata": {"name": "gpt"}}}
-    fake.fail(404, b"404 page not found\n")
-    assert [each["metadata"]["name"] for each in client.list_all(RequestTarget(JOBSETS, "team"))[0]] == ["gpt"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.health.resources import is_selected
+from flk.health.cluster import is_selected
 from flk.manifest import Bundle
 from flk.manifest.pod import pod_template
 from flk.manifest.render import render

@@ -93,23 +93,6 @@ def test_a_pod_without_a_node_needs_events_and_nodes_at_once_and_one_that_starts
     assert ("events", "gpt-worker-0") in late[0]
 
 
-def test_a_pod_whose_volume_is_on_another_node_needs_the_claim_and_then_its_volume() -> None:
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": MADE}
-    said["message"] = "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity."
-    job = JobBuilder().all("pod", "Pending", {}, node="", conditions=[said])
-    for pod in job.pods.values():
-        pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "local"}}]
-    seen, answers = job.seen(), {"claims": [{"metadata": {"name": "local"}, "spec": {"volumeName": "pv-1"}}]}
-    rounds = []
-    while wanted := needs(JobView(seen)):
-        rounds.append([(need.what.value, need.name) for need in wanted])
-        for need in wanted:
-            seen = with_answer(seen, need, Reply(answers.get(need.what.value, [])))
-    claims = next(number for number, round_ in enumerate(rounds) if ("claims", "local") in round_)
-    assert ("volumes", "pv-1") in rounds[claims + 1]
-    assert ("volumes", "pv-1") not in [need for round_ in asked(job.seen()) for need in round_]  # no claim was found
-
-
 def test_events_of_an_earlier_job_of_the_name_are_left_out() -> None:
     seen = JobBuilder().seen()
     about = {"kind": "PyTorchJob", "name": "gpt", "uid": "another"}

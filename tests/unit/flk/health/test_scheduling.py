@@ -10,9 +10,8 @@ import pytest
 from flk.__main__ import main
 from flk.commands import Commands
 from flk.health import find
-from flk.health.autoscaling import of_cluster
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
-from flk.health.scheduling import before
+from flk.health.scheduling import before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from tests.support.api_server import FakeApiServer
@@ -53,12 +52,6 @@ def later(job: JobBuilder, seconds: float = 3600, **around: Any) -> JobView:
             "Pod should schedule on: nodeclaim/gpu-x7k2p",
             "karpenter",
             "Pod should schedule on: nodeclaim/gpu-",
-        ),
-        (
-            "Nominated",
-            "Pod should schedule on: nodeclaim/a",
-            "eks-auto-mode/compute",
-            "Pod should schedule on: nodeclaim/a",
         ),
     ],
 )
@@ -153,7 +146,7 @@ def test_stuck_after_is_about_pods_that_a_quota_refuses_too(limit: int, fits: in
 
 
 def test_stuck_after_is_about_nodes_only() -> None:
-    said = {"reason": "InvalidImageName", "message": "couldn't parse image"}
+    said = {"reason": "CreateContainerConfigError", "message": "couldn't find key x in Secret team/s"}
     job = JobBuilder().all("pod", "Pending", {"waiting": said})
     job.job["metadata"]["labels"] |= {"flk.dev/stuck-after": "86400"}
     assert derive(job.view()).phase == Phase.STUCK
@@ -177,18 +170,6 @@ def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
     assert derive(later(job, 600, nodes=cloud)).phase == Phase.STUCK
     says(job, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match")
     assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
-
-
-@pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
-def test_a_provisioning_request_makes_the_nodes(group: str) -> None:
-    job = pending()
-    for pod in job.pods.values():
-        pod["metadata"]["annotations"] = {f"{group}/consume-provisioning-request": "gpt-nodes"}
-    (cause,) = find(later(job))
-    assert cause.code == "ProvisioningRequested"
-    assert "ProvisioningRequest gpt-nodes makes its nodes" in cause.sentence
-    assert "kubectl describe provisioningrequest gpt-nodes -n team" in cause.remedy
-    assert derive(later(job)).phase == Phase.PENDING
 
 
 def in_queue() -> JobBuilder:
