@@ -17,7 +17,6 @@ from flk.spec.fields import Checkpoint
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.spec.parts import Resources
 from flk.targets import TARGETS, Target
-from flk.targets.controllers import CONTROLLERS
 from flk.targets.indexed import restart_limit
 from flk.targets.trainjob import OF_TRAINER, PATCHABLE, PATCHABLE_OF_CONTAINER, TrainJob
 from scripts.chart.text import compact_json
@@ -56,9 +55,7 @@ def options() -> str:
 
 
 def _target(target: Target) -> dict[str, Any]:
-    install = next((controller.install for controller in CONTROLLERS[target.name]), "")
-    known = {"kind": target.kind, "apiVersion": target.api_version, "install": install}
-    return known | {"container": target.container, "portName": target.port_name}
+    return {"kind": target.kind, "container": target.container, "portName": target.port_name}
 
 
 def manifests(target: str) -> str:

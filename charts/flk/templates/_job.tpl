@@ -28,19 +28,24 @@ text, so other values are returned as JSON.
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* What the job becomes; `auto` is what the cluster serves. */}}
-{{- define "flk.targetName" -}}
-{{- $name := .Values.job.target | default "pytorchjob" }}
-{{- if eq $name "auto" }}
-{{- $name = "job" }}
-{{- range list "jobset" "trainjob" "pytorchjob" }}
-{{- $target := get ($.Files.Get "files/options.json" | fromJson).targets . }}
-{{- if $.Capabilities.APIVersions.Has (printf "%s/%s" $target.apiVersion $target.kind) }}
-{{- if or (ne . "trainjob") $.Values.trainingRuntime.create (lookup $target.apiVersion "ClusterTrainingRuntime" "" "flk") }}{{ $name = . }}{{ end }}
+{{/* The words of the job's command, its script (empty if the image has the code) and the hash of that, as JSON. */}}
+{{- define "flk.code" -}}
+{{- $command := .Values.job.command | default list }}
+{{- if kindIs "string" $command }}{{ $command = regexSplit "\\s+" (trim $command) -1 }}{{ end }}
+{{- $words := list }}
+{{- range $command }}{{ $words = append $words (include "flk.text" .) }}{{ end }}
+{{- $script := .Values.job.script }}
+{{- if not (or $script $words) }}{{ $script = .Files.Get "files/gpt.py" }}{{ end }}
+{{- if $script }}{{ $words = $words | default (list "train.py") }}{{ end }}
+{{- $name := first $words | default "" }}
+{{- if regexMatch "^(.*/)?(torchrun|python[0-9.]*)$" $name }}
+{{- fail (printf "job.command: begins with the script or with -m, not with %s: flk starts the ranks itself" $name) }}
 {{- end }}
+{{- if and $script (or (hasPrefix "-" $name) (hasPrefix "/" $name) (has ".." (splitList "/" $name))) }}
+{{- fail (printf "job.command: must begin with the file name of job.script, as in [train.py, --lr] (is %q)" $name) }}
 {{- end }}
-{{- end }}
-{{- $name }}
+{{- $hash := ternary (printf "%s  %s\n" (sha256sum ($script | default "")) $name | sha256sum) "" (not (empty $script)) }}
+{{- dict "words" $words "script" $script "key" (replace "/" "." $name) "hash" $hash | toJson }}
 {{- end }}
 
 {{/* The values of the job with their defaults and those of the site, as the fields of flk.yaml. */}}
@@ -67,26 +72,13 @@ text, so other values are returned as JSON.
 {{- $nodes := $job.nodes | default dict }}
 {{- $tolerations := concat ($nodes.tolerations | default list) (.Values.defaults.tolerations | default list) | uniq }}
 {{- $image := get (.Files.Get "files/options.json" | fromJson).images (gt $gpu 0 | ternary "cuda" "cpu") }}
-{{- dict "name" $name "target" (include "flk.targetName" .) "command" (include "flk.code" . | fromJson).command
-  "image" ($job.image | default .Values.defaults.image | default $image) "replicas" (int64 ($job.replicas | default 1))
+{{- dict "name" $name "target" (.Values.job.target | default "pytorchjob")
+  "command" (include "flk.code" . | fromJson).words "image" ($job.image | default .Values.defaults.image | default $image) "replicas" (int64 ($job.replicas | default 1))
   "processes" (int64 ($job.processes | default (max 1 $gpu))) "resources" (set $resources "gpu" $gpu) "strategy" ($job.strategy | default "ddp")
   "checkpoint" ($job.checkpoint | default "" | trimSuffix "/") "queue" ($job.queue | default .Values.defaults.queue | default "")
   "records" (.Values.defaults.records | default (include "flk.records" .)) "env" $env "secrets" ($job.secrets | default dict)
   "volumes" ($job.volumes | default list) "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
   "patch" ($job.patch | default dict) | toJson }}
-{{- end }}
-
-{{/* A toleration of Kubernetes, from one or from key=value:Effect. */}}
-{{- define "flk.toleration" -}}
-{{- $toleration := . }}
-{{- if kindIs "string" . }}
-{{- $parts := splitn ":" 2 . }}
-{{- $pair := splitn "=" 2 $parts._0 }}
-{{- $toleration = dict "key" $pair._0 }}
-{{- if contains "=" $parts._0 }}{{ $_ := set $toleration "value" $pair._1 }}{{ else }}{{ $_ := set $toleration "operator" "Exists" }}{{ end }}
-{{- with $parts._1 }}{{ $_ := set $toleration "effect" . }}{{ end }}
-{{- end }}
-{{- toJson $toleration }}
 {{- end }}
 
 {{/* The values of the job that are lists or mappings, as a patch of the pod template. Takes a list of the context, the job of
@@ -120,14 +112,12 @@ text, so other values are returned as JSON.
 {{- end }}
 {{- $command := $container.command }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
-{{- $tolerations := list }}
-{{- range $spec.nodes.tolerations }}{{ $tolerations = append $tolerations (include "flk.toleration" . | fromJson) }}{{ end }}
 {{- $own := dict "name" $container.name "command" $command }}
 {{- $pod := dict "containers" (list $own) }}{{/* an empty list would replace one */}}
 {{- with $env }}{{ $_ := set $own "env" . }}{{ end }}
 {{- with $mounts }}{{ $_ := set $own "volumeMounts" . }}{{ end }}
 {{- with $volumes }}{{ $_ := set $pod "volumes" . }}{{ end }}
-{{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
+{{- with $spec.nodes.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
 {{- with $spec.nodes.selector }}{{ $_ := set $pod "nodeSelector" . }}{{ end }}
 {{- dict "spec" $pod | toJson }}
 {{- end }}
@@ -153,9 +143,13 @@ text, so other values are returned as JSON.
 {{- $parts = (include "flk.patched" (dict "base" $parts "patch" .patch "path" .value) | fromJson).value }}
 {{- end }}
 {{- end }}
-{{- with include "flk.codeSource" . | fromJson }}
-{{- $source := . }}
-{{- range $parts.template.spec.volumes }}{{ if eq .name "ship" }}{{ $_ := set .projected "sources" (append .projected.sources $source) }}{{ end }}{{ end }}
+{{- $code := include "flk.code" . | fromJson }}
+{{- if $code.script }}
+{{- $items := list (dict "key" $code.key "path" (printf "code/%s" (first $code.words))) }}
+{{- $source := dict "configMap" (dict "name" (printf "%s-code" $spec.name) "items" $items) }}
+{{- range $parts.template.spec.volumes }}
+{{- if eq .name "ship" }}{{ $_ := set .projected "sources" (append .projected.sources $source) }}{{ end }}
+{{- end }}
 {{- end }}
 {{- $own := include "flk.podValues" (list . $spec $parts.template) | fromJson }}
 {{- $plain := (include "flk.patched" (dict "base" $parts.template "patch" $own "path" "job") | fromJson).value }}
@@ -167,7 +161,7 @@ text, so other values are returned as JSON.
 {{- $record := $manifest.spec }}
 {{- range $name, $value := $spec }}{{ with $value }}{{ $_ := set $record $name . }}{{ end }}{{ end }}
 {{- $_ := set $job.metadata "annotations" (dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $record)) }}
-{{- with (include "flk.code" . | fromJson).hash }}{{ $_ := set $job.metadata.annotations "flk.dev/code-hash" . }}{{ end }}
+{{- with $code.hash }}{{ $_ := set $job.metadata.annotations "flk.dev/code-hash" . }}{{ end }}
 {{- if eq $job.kind "PyTorchJob" }}
 {{- $_ := set $job.spec.runPolicy "backoffLimit" (min 2147483647 (mul (int64 $known.attempts) (int64 $spec.replicas))) }}
 {{- $_ := set $job.spec.pytorchReplicaSpecs.Worker "template" $template }}
@@ -185,13 +179,16 @@ text, so other values are returned as JSON.
 {{/* Puts the pod template into a TrainJob, which has it in pieces. `plain` is the template without job.patch. */}}
 {{- define "flk.fillTrainJob" -}}
 {{- $may := .may }}
-{{- $plain := .plain }}
 {{- $container := first .template.spec.containers }}
-{{- range $key, $value := .template.spec }}
-{{- if not (or (has $key (append $may.pod "containers")) (eq (toJson $value) (get $plain.spec $key | toJson))) }}{{ fail (printf "job.patch: a TrainJob cannot set %s of its pods: choose another job.target" $key) }}{{ end }}
+{{- $pods := list "pods" .template.spec .plain.spec (append $may.pod "containers") }}
+{{- $ofContainer := list "container" $container (first .plain.spec.containers) (concat $may.container $may.trainer) }}
+{{- range list $pods $ofContainer }}
+{{- $part := . }}
+{{- range $key, $value := index . 1 }}
+{{- if not (or (has $key (last $part)) (eq (toJson $value) (get (index $part 2) $key | toJson))) }}
+{{- fail (printf "job.patch: a TrainJob cannot set %s of its %s: choose another job.target" $key (first $part)) }}
 {{- end }}
-{{- range $key, $value := $container }}
-{{- if not (or (has $key (concat $may.container $may.trainer)) (eq (toJson $value) (get (first $plain.spec.containers) $key | toJson))) }}{{ fail (printf "job.patch: a TrainJob cannot set %s of its container: choose another job.target" $key) }}{{ end }}
+{{- end }}
 {{- end }}
 {{- if gt (len .template.spec.containers) 1 }}{{ fail "job.patch: a TrainJob cannot have more containers: choose another job.target" }}{{ end }}
 {{- $mounted := list }}

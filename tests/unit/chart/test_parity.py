@@ -22,6 +22,8 @@ from tests.support.chart import CHART, ROOT, template, templates
 from tests.support.commands import helm as helm_command
 
 COMMAND = ["train.py"]
+GPU = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+OWN = {"key": "own", "value": "1", "effect": "NoExecute"}
 KINDS = {target.kind for target in TARGETS.values()}
 
 
@@ -101,7 +103,7 @@ SAMPLES: dict[str, list[Any]] = {
     ],
     "secrets": [{"KEY": "secret:key", "FLK_SEED": "secret:seed"}],
     "volumes": [["data:/data/:ro", "other:/a/./b"]],
-    "nodes": [{"selector": {"pool": "gpu", "empty": ""}, "tolerations": ["gpu:NoSchedule", "own=1", "b"]}],
+    "nodes": [{"selector": {"pool": "gpu", "empty": ""}, "tolerations": [{"key": "b", "operator": "Exists"}]}],
     "patch": [{"metadata": {"labels": {"x": "1"}}, "spec": {"securityContext": {"runAsUser": 5}}}],
 }
 JOBS: dict[str, dict[str, Any]] = {
@@ -205,8 +207,8 @@ def test_chart_refuses_what_a_train_job_cannot_set(values: dict[str, Any], said:
 
 
 def test_the_job_takes_defaults_of_the_site() -> None:
-    defaults = {"image": "team/torch:2", "queue": "team", "tolerations": ["gpu:NoSchedule", "own=1:NoExecute"]}
-    values = {"command": COMMAND, "replicas": 2, "nodes": {"tolerations": ["own=1:NoExecute"]}}
+    defaults = {"image": "team/torch:2", "queue": "team", "tolerations": [GPU, OWN]}
+    values = {"command": COMMAND, "replicas": 2, "nodes": {"tolerations": [OWN]}}
     chart = template({"job": {"enabled": True, **values}, "defaults": defaults})
     (config,) = [c for c in chart.of_kind("ConfigMap") if c["metadata"]["labels"].get(labels.DEFAULTS) == "true"]
     read = namespace_defaults.parse([("defaults", config["data"][labels.DEFAULTS_KEY])])

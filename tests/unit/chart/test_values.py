@@ -13,7 +13,6 @@ import yaml
 
 from flk import labels
 from flk.spec import defaults as namespace_defaults
-from flk.spec.job import DEFAULT_IMAGE
 from flk.targets import TARGETS
 from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env
@@ -80,7 +79,7 @@ def test_records_may_be_read_and_patched_and_nothing_else() -> None:
 
 
 def test_no_defaults_no_config_map_and_no_job_unless_enabled() -> None:
-    assert template({}).kinds() == ["Pod", "Role", "RoleBinding", "ServiceAccount"]
+    assert template({}).kinds() == ["Role", "RoleBinding", "ServiceAccount"]
     assert template({"rbac": {"create": False}}).kinds() == []
 
 
@@ -180,10 +179,6 @@ def test_the_schema_refuses_the_reserved_names_of_variables() -> None:
 def test_defaults_of_the_site_are_those_of_flk() -> None:
     fields = namespace_defaults.NamespaceDefaults.model_fields.keys()
     assert set(SCHEMA["properties"]["defaults"]["properties"]) == fields
-
-
-def test_values_yaml_names_the_cpu_image() -> None:
-    assert yaml.safe_load((CHART / "values.yaml").read_text())["test"]["image"] == DEFAULT_IMAGE["cpu"]
 
 
 def test_role_of_the_chart_is_the_role_of_k8s() -> None:
