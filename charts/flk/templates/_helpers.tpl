@@ -10,15 +10,13 @@
 
 {{/* The metadata of an object, from a list of the context, its name and more labels. */}}
 {{- define "flk.metadata" -}}
+{{- $context := first . -}}
 name: {{ index . 1 }}
 labels:
-  {{- with first . }}
   app.kubernetes.io/name: flk
-  app.kubernetes.io/instance: {{ .Release.Name }}
-  app.kubernetes.io/managed-by: {{ .Release.Service }}
-  app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-  helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
-  {{- end }}
+  app.kubernetes.io/instance: {{ $context.Release.Name }}
+  app.kubernetes.io/managed-by: {{ $context.Release.Service }}
+  helm.sh/chart: {{ $context.Chart.Name }}-{{ $context.Chart.Version }}
   {{- with last . }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
@@ -29,25 +27,22 @@ labels:
 {{- toJson $pods }}
 {{- end }}
 
+{{/* Port of the metrics in the pods of the job, or of all jobs. */}}
+{{- define "flk.metricsPort" -}}
+{{ get (.Values.job.env | default dict) "FLK_METRICS_PORT" | default "9400" }}
+{{- end }}
+
 {{/* A Role and its binding, from a list of the context, their name, the rules and the subjects. */}}
 {{- define "flk.role" -}}
-{{- $context := first . }}
-{{- $metadata := include "flk.metadata" (list $context (index . 1) dict) | fromYaml }}
-{{- $group := "rbac.authorization.k8s.io" }}
-{{- $subjects := list }}
-{{- range last . }}
-{{- $more := dict "apiGroup" $group }}
-{{- if eq .kind "ServiceAccount" }}{{ $more = dict "namespace" (.namespace | default $context.Release.Namespace) }}{{ end }}
-{{- $subjects = append $subjects (merge $more (omit . "namespace")) }}
-{{- end }}
-apiVersion: {{ $group }}/v1
+{{- $metadata := include "flk.metadata" (list (first .) (index . 1) dict) | nindent 2 -}}
+apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
-metadata: {{ toJson $metadata }}
-rules: {{ index . 2 | toJson }}
+metadata: {{- $metadata }}
+rules: {{- index . 2 | toYaml | nindent 0 }}
 ---
-apiVersion: {{ $group }}/v1
+apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
-metadata: {{ toJson $metadata }}
-roleRef: {{ dict "apiGroup" $group "kind" "Role" "name" (index . 1) | toJson }}
-subjects: {{ toJson $subjects }}
+metadata: {{- $metadata }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ index . 1 }}}
+subjects: {{- last . | toYaml | nindent 0 }}
 {{- end }}
