@@ -25,7 +25,7 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- if not (or $job.script $job.command) }}
 {{- fail "job.script: is empty (--set-file job.script=train.py), and job.command names no code of the image" }}
 {{- else if and $job.script (not (regexMatch "^\\w[-\\w.]*[.]py$" (first $command))) }}
-{{- fail (printf "job.command: must begin with a file name for job.script: [train.py, --lr] (is %q)" (first $command)) }}
+{{- fail (printf "job.command: must begin with the name of job.script: [train.py, --lr] (is %q)" (first $command)) }}
 {{- end }}
 {{- $resources := dict "gpu" (int64 $job.resources.gpu) }}
 {{- range $key, $value := omit $job.resources "gpu" }}
