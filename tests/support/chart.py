@@ -17,6 +17,7 @@ from scripts.chart import CHART, prepare
 from tests.support.commands import helm
 
 ROOT = Path(__file__).parents[2]
+JOB = {"enabled": True, "command": ["train.py"]}  # values of a job whose code is in the image
 prepared = functools.cache(prepare)  # packs the runtime, so no module calls it when it is imported
 
 
