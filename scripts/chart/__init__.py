@@ -22,12 +22,11 @@ CHART: Final = _ROOT / "charts" / "flk"
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,
-    CHART / "files" / "options.json": manifests.options,
     CHART / "files" / "dashboard.json": dashboard.dashboard,
     CHART / "files" / "rights.json": rights.rights,
     _ROOT / "k8s" / "rbac.yaml": rights.role,
     **{
-        CHART / "files" / "manifests" / f"{name}.json": functools.partial(manifests.manifests, name) for name in TARGETS
+        CHART / "files" / "manifests" / f"{name}.yaml": functools.partial(manifests.manifests, name) for name in TARGETS
     },
 }
 

@@ -55,9 +55,9 @@ _VARIABLE: Final = {
     **_text(names.VARIABLE.pattern),
     "anyOf": [{"enum": sorted(map(str, user_env.SETTABLE))}, {"not": {"pattern": f"^({_RESERVED})"}}],
 }
-# flk checks text by its model. The chart has only this schema: what is put into a manifest as text has to fit there.
+# flk checks text by its model. The chart has only this schema, and a check of the name in its templates: what is put
+# into a manifest as text has to fit there.
 _TEXTS: Final[dict[str, Schema]] = {
-    "name": _text(names.DNS_1035.pattern),
     "image": _text(names.IMAGE.pattern),
     "queue": _text(names.SUBDOMAIN.pattern),
     "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS.pattern}") | {"not": {"pattern": "^s3:/[^/]"}},

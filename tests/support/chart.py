@@ -17,6 +17,7 @@ from scripts.chart import CHART, prepare
 from tests.support.commands import helm
 
 ROOT = Path(__file__).parents[2]
+JOB = {"enabled": True, "command": ["train.py"]}  # values of a job whose code is in the image
 prepared = functools.cache(prepare)  # packs the runtime, so no module calls it when it is imported
 
 
@@ -65,9 +66,10 @@ def templates(many: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     schema = jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder, "flk")
-        shutil.copytree(prepared(), chart, ignore=shutil.ignore_patterns("values.*", "*.yaml", "NOTES.txt"))
-        for name in ("Chart.yaml", "templates/job.yaml", "files/training-runtime.yaml"):
-            shutil.copy(CHART / name, chart / name)
+        shutil.copytree(prepared(), chart, ignore=shutil.ignore_patterns("NOTES.txt", "values.schema.json"))
+        for path in (chart / "templates").glob("*.yaml"):
+            if path.name != "job.yaml":
+                path.unlink()
         for values in many.values():
             schema.validate(values)
         texts = {name: json.dumps(_merged(defaults, values)) for name, values in many.items()}

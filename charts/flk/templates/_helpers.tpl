@@ -8,20 +8,41 @@
 {{ .Values.records.enabled | ternary (printf "%s-records" (include "flk.fullname" .)) "" }}
 {{- end }}
 
-{{- define "flk.labels" -}}
-app.kubernetes.io/name: flk
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{/* The metadata of an object, from a list of the context, its name and more labels. */}}
+{{- define "flk.metadata" -}}
+{{- $context := first . -}}
+name: {{ index . 1 }}
+labels:
+  app.kubernetes.io/name: flk
+  app.kubernetes.io/instance: {{ $context.Release.Name }}
+  app.kubernetes.io/managed-by: {{ $context.Release.Service }}
+  helm.sh/chart: {{ $context.Chart.Name }}-{{ $context.Chart.Version }}
+  {{- with last . }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
-{{/* The rules for people who use `flk`, as YAML: files/rights.json has them (scripts/chart/rights.py writes it). */}}
-{{- define "flk.rules" -}}
-{{- $known := .Files.Get "files/rights.json" | fromJson }}
-{{- $rules := list }}
-{{- range .Values.rbac.targets }}{{ $rules = concat $rules (get $known.targets .) }}{{ end }}
-{{- range .Values.rbac.gangs }}{{ $rules = concat $rules (get $known.gangs .) }}{{ end }}
-{{- if .Values.rbac.exec }}{{ $rules = concat $rules $known.exec }}{{ end }}
-{{- concat $rules $known.always | toYaml }}
+{{/* The labels of the pods of the job, or without one of all jobs of flk in the namespace, as JSON. */}}
+{{- define "flk.pods" -}}
+{{- $pods := dict "app.kubernetes.io/managed-by" "flk" }}
+{{- if .Values.job.enabled }}{{ $_ := set $pods "flk.dev/job" (include "flk.jobName" .) }}{{ end }}
+{{- toJson $pods }}
+{{- end }}
+
+{{/* Port of the metrics in the pods of the job, or of all jobs. */}}
+{{- define "flk.metricsPort" -}}
+{{ get (.Values.job.env | default dict) "FLK_METRICS_PORT" | default "9400" }}
+{{- end }}
+
+{{/* A Role and its binding, from a list of the context, their name, the rules and the subjects. */}}
+{{- define "flk.role" -}}
+{{- $metadata := include "flk.metadata" (list (first .) (index . 1) dict) | nindent 2 -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{- $metadata }}
+rules: {{- index . 2 | toYaml | nindent 0 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{- $metadata }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ index . 1 }}}
+subjects: {{- last . | toYaml | nindent 0 }}
 {{- end }}

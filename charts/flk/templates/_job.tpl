@@ -1,210 +1,114 @@
 {{/*
-The job of this release. files/manifests has for each target what `flk.manifest.render` makes of a job in its common form, with marks
-in the place of values, and the patches of values that not every job has (scripts/chart/manifests.py writes it). A template returns
-text, so other values are returned as JSON.
+The job of this release. files/manifests has a template of it for each target, made of what flk renders
+(scripts/chart/manifests.py). A template returns text, so other values are returned as JSON or YAML.
 */}}
 
 {{- define "flk.jobName" -}}
-{{- if .Values.job.manifest }}{{ (include "flk.manifest" . | fromJsonArray | first).metadata.name }}{{ else }}{{ .Values.job.name | default .Release.Name }}{{ end }}
+{{- if .Values.job.manifest }}{{ (include "flk.objects" . | fromYamlArray | first).metadata.name }}
+{{- else }}{{ .Values.job.name | default .Release.Name }}{{ end }}
 {{- end }}
 
-{{/* The objects of job.manifest, the job first as `flk render` prints it, as JSON. */}}
-{{- define "flk.manifest" -}}
-{{- $objects := list }}
-{{- range regexSplit "(?m)^---\\s*$" .Values.job.manifest -1 }}
-{{- with fromYaml . }}
-{{- with .Error }}{{ fail (printf "job.manifest: %s" .) }}{{ end }}
-{{- $objects = append $objects . }}
-{{- end }}
-{{- end }}
-{{- $kinds := list }}
-{{- range (.Files.Get "files/options.json" | fromJson).targets }}{{ $kinds = append $kinds .kind }}{{ end }}
-{{- if not (has (dig "kind" "" (first $objects | default dict)) $kinds) }}{{ fail (printf "job.manifest: must begin with a %s, as flk render prints it" (join ", " $kinds)) }}{{ end }}
-{{- toJson $objects }}
-{{- end }}
-
-{{/* A value as text: whole numbers as such, which Helm may write as 1e+09. */}}
+{{/* A number as text. Helm itself would write 1000000 of a file as 1e+06. */}}
 {{- define "flk.text" -}}
-{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{ kindIs "string" . | ternary . (toJson .) }}
 {{- end }}
 
-{{/* What the job becomes; `auto` is what the cluster serves. */}}
-{{- define "flk.targetName" -}}
-{{- $name := .Values.job.target | default "pytorchjob" }}
-{{- if eq $name "auto" }}
-{{- $name = "job" }}
-{{- range list "jobset" "trainjob" "pytorchjob" }}
-{{- $target := get ($.Files.Get "files/options.json" | fromJson).targets . }}
-{{- if $.Capabilities.APIVersions.Has (printf "%s/%s" $target.apiVersion $target.kind) }}
-{{- if or (ne . "trainjob") $.Values.trainingRuntime.create (lookup $target.apiVersion "ClusterTrainingRuntime" "" "flk") }}{{ $name = . }}{{ end }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- $name }}
-{{- end }}
-
-{{/* The values of the job with their defaults and those of the site, as the fields of flk.yaml. */}}
+{{/* The job in the fields of flk.yaml: the values of the release, and the defaults of the site. */}}
 {{- define "flk.spec" -}}
-{{- $job := .Values.job | toJson | fromJson }}{{/* the numbers of --set are integers, those of files and of JSON are not */}}
+{{- $job := .Values.job }}
 {{- $name := include "flk.jobName" . }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
-{{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$" $name) }}
+{{- fail (printf "job.name: must be a letter and at most 41 lower-case letters, digits and '-' (is %q)" $name) }}
 {{- end }}
-{{- $resources := dict }}
-{{- range $key, $value := $job.resources | default dict }}{{ with $value }}{{ $_ := set $resources $key (include "flk.text" .) }}{{ end }}{{ end }}
-{{- $gpu := int64 ($resources.gpu | default 0) }}
+{{- $command := list }}
+{{- range $job.command | default (list "train.py") }}{{ $command = include "flk.text" . | append $command }}{{ end }}
+{{- if not (or $job.script $job.command) }}
+{{- fail "job.script: is empty (--set-file job.script=train.py), and job.command names no code of the image" }}
+{{- else if and $job.script (not (regexMatch "^\\w[-\\w.]*[.]py$" (first $command))) }}
+{{- fail (printf "job.command: must begin with the name of job.script: [train.py, --lr] (is %q)" (first $command)) }}
+{{- end }}
+{{- $resources := dict "gpu" (int64 $job.resources.gpu) }}
+{{- range $key, $value := omit $job.resources "gpu" }}
+{{- with $value }}{{ $_ := set $resources $key (include "flk.text" .) }}{{ end }}
+{{- end }}
+{{- $image := printf "flktrain/flk:%s-%s" .Chart.AppVersion (empty $resources.gpu | ternary "cpu" "cuda") }}
 {{- $env := $job.env | default dict }}
-{{- if .Values.podMonitor.enabled }}
-{{- $port := include "flk.text" .Values.podMonitor.port }}
-{{- if ne (get $env "FLK_METRICS_PORT" | default $port) $port }}
-{{- fail (printf "podMonitor.port: is %s, and job.env.FLK_METRICS_PORT is %s: Prometheus would find no metrics there" $port $env.FLK_METRICS_PORT) }}
-{{- end }}
-{{- $_ := set $env "FLK_METRICS_PORT" $port }}
-{{- end }}
-{{- range $variable := keys ($job.secrets | default dict) }}
-{{- if hasKey $env $variable }}{{ fail (printf "job.secrets.%s: is in env too" $variable) }}{{ end }}
-{{- end }}
-{{- $nodes := $job.nodes | default dict }}
-{{- $tolerations := concat ($nodes.tolerations | default list) (.Values.defaults.tolerations | default list) | uniq }}
-{{- $image := get (.Files.Get "files/options.json" | fromJson).images (gt $gpu 0 | ternary "cuda" "cpu") }}
-{{- dict "name" $name "target" (include "flk.targetName" .) "command" (include "flk.code" . | fromJson).command
-  "image" ($job.image | default .Values.defaults.image | default $image) "replicas" (int64 ($job.replicas | default 1))
-  "processes" (int64 ($job.processes | default (max 1 $gpu))) "resources" (set $resources "gpu" $gpu) "strategy" ($job.strategy | default "ddp")
-  "checkpoint" ($job.checkpoint | default "" | trimSuffix "/") "queue" ($job.queue | default .Values.defaults.queue | default "")
-  "records" (.Values.defaults.records | default (include "flk.records" .)) "env" $env "secrets" ($job.secrets | default dict)
-  "volumes" ($job.volumes | default list) "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
-  "patch" ($job.patch | default dict) | toJson }}
+{{- if .Values.podMonitor.enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
+{{- $tolerations := concat ($job.nodes.tolerations | default list) (.Values.defaults.tolerations | default list) }}
+{{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" $job.strategy
+  "image" ($job.image | default .Values.defaults.image | default $image) "replicas" ($job.replicas | default 1)
+  "processes" ($job.processes | default $resources.gpu | default 1) "checkpoint" $job.checkpoint
+  "queue" ($job.queue | default .Values.defaults.queue) "volumes" $job.volumes
+  "records" (.Values.defaults.records | default (include "flk.records" .)) }}
+{{- range $key, $value := $spec }}{{ if empty $value }}{{ $_ := unset $spec $key }}{{ end }}{{ end }}
+{{- $nodes := dict "selector" ($job.nodes.selector | default dict) "tolerations" (uniq $tolerations) }}
+{{- merge $spec (dict "command" $command "resources" $resources "env" $env "secrets" ($job.secrets | default dict)
+  "nodes" $nodes "patch" ($job.patch | default dict)) | toJson }}
 {{- end }}
 
-{{/* A toleration of Kubernetes, from one or from key=value:Effect. */}}
-{{- define "flk.toleration" -}}
-{{- $toleration := . }}
-{{- if kindIs "string" . }}
-{{- $parts := splitn ":" 2 . }}
-{{- $pair := splitn "=" 2 $parts._0 }}
-{{- $toleration = dict "key" $pair._0 }}
-{{- if contains "=" $parts._0 }}{{ $_ := set $toleration "value" $pair._1 }}{{ else }}{{ $_ := set $toleration "operator" "Exists" }}{{ end }}
-{{- with $parts._1 }}{{ $_ := set $toleration "effect" . }}{{ end }}
+{{/* The objects of the job, its own first, as a list: those of job.manifest, or those of the values. */}}
+{{- define "flk.objects" -}}
+{{- $objects := list }}
+{{- if .Values.job.manifest }}
+{{- range regexSplit "(?m)^---\\s*$" .Values.job.manifest -1 }}
+{{- with fromYaml . }}{{ $objects = append $objects . }}{{ end }}
 {{- end }}
-{{- toJson $toleration }}
+{{- if not (has (dig "kind" "" (first $objects | default dict)) (list "PyTorchJob" "TrainJob" "JobSet" "Job")) }}
+{{- fail "job.manifest: must begin with a PyTorchJob, a TrainJob, a JobSet or a Job, as flk render prints it" }}
 {{- end }}
-
-{{/* The values of the job that are lists or mappings, as a patch of the pod template. Takes a list of the context, the job of
-`flk.spec` and the generated template. */}}
-{{- define "flk.podValues" -}}
-{{- $spec := index . 1 }}
-{{- $container := first (last .).spec.containers }}
+{{- else }}
+{{- $spec := include "flk.spec" . | fromJson }}
+{{- $command := list }}
+{{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $env := list }}
-{{- with (include "flk.code" (first .) | fromJson).hash }}
-{{- $env = list (dict "name" "FLK_CODE" "value" "/flk/ship/code") (dict "name" "FLK_CODE_HASH" "value" .) }}
+{{- range $key, $value := omit $spec.env "HOME" }}
+{{- if hasKey $spec.secrets $key }}{{ fail (printf "job.secrets.%s: is in env too" $key) }}{{ end }}
+{{- $env = append $env (dict "name" $key "value" (replace "$" "$$" $value)) }}
 {{- end }}
-{{- range $variable, $value := $spec.env }}{{ $env = append $env (dict "name" $variable "value" (replace "$" "$$" $value)) }}{{ end }}
-{{- range $variable, $reference := $spec.secrets }}
+{{- range $key, $reference := $spec.secrets }}
 {{- $parts := splitn ":" 2 $reference }}
-{{- $env = append $env (dict "name" $variable "valueFrom" (dict "secretKeyRef" (dict "name" $parts._0 "key" $parts._1))) }}
+{{- $source := dict "secretKeyRef" (dict "name" $parts._0 "key" $parts._1) }}
+{{- $env = append $env (dict "name" $key "valueFrom" $source) }}
 {{- end }}
-{{- $names := dict }}
+{{- $place := $spec.checkpoint | default "" | trimSuffix "/" }}
+{{- $claims := $spec.volumes | default list }}
+{{- if not (hasPrefix "s3://" $place) }}
+{{- $claims = append $claims $place | compact }}
+{{- $place = (splitn ":" 2 $place)._1 | default "" }}
+{{- end }}
 {{- $volumes := list }}
 {{- $mounts := list }}
-{{- range append $spec.volumes (hasPrefix "s3://" $spec.checkpoint | ternary "" $spec.checkpoint) | compact }}
+{{- $names := dict }}
+{{- range $claims }}
 {{- $parts := splitn ":" 3 . }}
-{{- $claim := $parts._0 }}
-{{- if not (hasKey $names $claim) }}
-{{- $_ := set $names $claim (printf "claim-%d" (len $names)) }}
-{{- $volumes = append $volumes (dict "name" (get $names $claim) "persistentVolumeClaim" (dict "claimName" $claim)) }}
+{{- if not (hasKey $names $parts._0) }}
+{{- $_ := set $names $parts._0 (printf "claim-%d" (len $names)) }}
+{{- $source := dict "claimName" $parts._0 }}
+{{- $volumes = append $volumes (dict "name" (get $names $parts._0) "persistentVolumeClaim" $source) }}
 {{- end }}
-{{- $mount := dict "name" (get $names $claim) "mountPath" (clean $parts._1) }}
-{{- if $parts._2 }}{{ $_ := set $mount "readOnly" true }}{{ end }}
-{{- range $mounts }}{{ if eq .mountPath $mount.mountPath }}{{ fail (printf "job.volumes: two volumes are mounted at %s" .mountPath) }}{{ end }}{{ end }}
-{{- $mounts = append $mounts $mount }}
+{{- $access := empty $parts._2 | ternary dict (dict "readOnly" true) }}
+{{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" (clean $parts._1)) $access) }}
 {{- end }}
-{{- $command := $container.command }}
-{{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
-{{- $tolerations := list }}
-{{- range $spec.nodes.tolerations }}{{ $tolerations = append $tolerations (include "flk.toleration" . | fromJson) }}{{ end }}
-{{- $own := dict "name" $container.name "command" $command }}
-{{- $pod := dict "containers" (list $own) }}{{/* an empty list would replace one */}}
-{{- with $env }}{{ $_ := set $own "env" . }}{{ end }}
-{{- with $mounts }}{{ $_ := set $own "volumeMounts" . }}{{ end }}
-{{- with $volumes }}{{ $_ := set $pod "volumes" . }}{{ end }}
-{{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
-{{- with $spec.nodes.selector }}{{ $_ := set $pod "nodeSelector" . }}{{ end }}
-{{- dict "spec" $pod | toJson }}
+{{- with .Values.job.script }}
+{{- $volumes = append $volumes (dict "name" "code" "configMap" (dict "name" (printf "%s-code" $spec.name))) }}
+{{- $path := printf "/flk/work/%s" (first $command) }}
+{{- $mounts = append $mounts (dict "name" "code" "mountPath" $path "subPath" (first $command) "readOnly" true) }}
+{{- $_ := set $spec "hash" (sha256sum .) }}
 {{- end }}
-
-{{/* The objects of the job, its own first, as a JSON list. */}}
-{{- define "flk.objects" -}}
-{{- if .Values.job.manifest }}{{ include "flk.manifest" . }}{{ else }}
-{{- $spec := include "flk.spec" . | fromJson }}
-{{- $known := .Files.Get "files/options.json" | fromJson }}
-{{- $target := get $known.targets $spec.target }}
-{{- $place := $spec.checkpoint }}
-{{- if not (hasPrefix "s3://" $place) }}{{ $place = (splitn ":" 2 $place)._1 | default "" }}{{ end }}
-{{- $values := merge (dict "checkpoint" $place "last" (sub (int64 $spec.replicas) 1)) $spec.resources $spec }}
-{{- $text := .Files.Get (printf "files/manifests/%s.json" $spec.target) }}
-{{- range $name, $mark := $known.marks }}{{ $text = replace (include "flk.text" $mark) (get $values $name | default "" | include "flk.text" | toJson | trimPrefix "\"" | trimSuffix "\"") $text }}{{ end }}
-{{- $manifest := fromJson $text }}
-{{- if gt (len $manifest.lastPod) 63 }}
-{{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $spec.replicas) $manifest.lastPod) }}
+{{- $values := dict "command" $command "env" $env "volumes" $volumes "mounts" $mounts "version" .Chart.AppVersion
+  "spec" (omit $spec "hash" | toJson) "home" (get $spec.env "HOME" | default "/flk/work" | replace "$" "$$")
+  "checkpoint" (replace "$" "$$" $place) "limits" (or $spec.resources.memory $spec.resources.gpu)
+  "requests" (or $spec.resources.cpu $spec.resources.memory $spec.resources.gpu) }}
+{{- $template := .Files.Get (printf "files/manifests/%s.yaml" $spec.target) }}
+{{- $objects = tpl $template (merge $values $spec.resources $spec.nodes $spec) | fromYamlArray }}
+{{- $holder := (first $objects).spec }}
+{{- with $holder.pytorchReplicaSpecs }}{{ $holder = .Worker }}{{ end }}
+{{- range $holder.runtimePatches }}{{ $holder = .trainingRuntimeSpec.template.spec }}{{ end }}
+{{- range $holder.replicatedJobs }}{{ $holder = .template.spec }}{{ end }}
+{{- with pick ($spec.patch.spec | default dict) "containers" "volumes" }}
+{{- fail (printf "job.patch.spec.%s: would replace flk's own, so use job.manifest" (keys . | sortAlpha | first)) }}
 {{- end }}
-{{- $parts := $manifest.base }}
-{{- range $manifest.patches }}
-{{- if eq .given (not (empty (get $values .value))) }}
-{{- $parts = (include "flk.patched" (dict "base" $parts "patch" .patch "path" .value) | fromJson).value }}
+{{- $_ := mergeOverwrite $holder.template $spec.patch }}
 {{- end }}
-{{- end }}
-{{- with include "flk.codeSource" . | fromJson }}
-{{- $source := . }}
-{{- range $parts.template.spec.volumes }}{{ if eq .name "ship" }}{{ $_ := set .projected "sources" (append .projected.sources $source) }}{{ end }}{{ end }}
-{{- end }}
-{{- $own := include "flk.podValues" (list . $spec $parts.template) | fromJson }}
-{{- $plain := (include "flk.patched" (dict "base" $parts.template "patch" $own "path" "job") | fromJson).value }}
-{{- $template := (include "flk.patched" (dict "base" $plain "patch" $spec.patch "path" "job.patch") | fromJson).value }}
-{{- $named := list }}
-{{- range dig "spec" "containers" list $template }}{{ $named = append $named (get . "name") }}{{ end }}
-{{- if not (has $target.container $named) }}{{ fail (printf "job.patch: leaves no container named %s, in which the training runs" $target.container) }}{{ end }}
-{{- $job := $parts.job }}
-{{- $record := $manifest.spec }}
-{{- range $name, $value := $spec }}{{ with $value }}{{ $_ := set $record $name . }}{{ end }}{{ end }}
-{{- $_ := set $job.metadata "annotations" (dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $record)) }}
-{{- with (include "flk.code" . | fromJson).hash }}{{ $_ := set $job.metadata.annotations "flk.dev/code-hash" . }}{{ end }}
-{{- if eq $job.kind "PyTorchJob" }}
-{{- $_ := set $job.spec.runPolicy "backoffLimit" (min 2147483647 (mul (int64 $known.attempts) (int64 $spec.replicas))) }}
-{{- $_ := set $job.spec.pytorchReplicaSpecs.Worker "template" $template }}
-{{- else if eq $job.kind "TrainJob" }}
-{{- include "flk.fillTrainJob" (dict "job" $job "template" $template "plain" $plain "may" $known.trainjob) }}
-{{- else }}
-{{- $holder := $job.spec }}
-{{- range $job.spec.replicatedJobs }}{{ $holder = .template.spec }}{{ end }}
-{{- $_ := set $holder "template" $template }}
-{{- end }}
-{{- prepend (list $parts.Service | compact) $job | toJson }}
-{{- end }}
-{{- end }}
-
-{{/* Puts the pod template into a TrainJob, which has it in pieces. `plain` is the template without job.patch. */}}
-{{- define "flk.fillTrainJob" -}}
-{{- $may := .may }}
-{{- $plain := .plain }}
-{{- $container := first .template.spec.containers }}
-{{- range $key, $value := .template.spec }}
-{{- if not (or (has $key (append $may.pod "containers")) (eq (toJson $value) (get $plain.spec $key | toJson))) }}{{ fail (printf "job.patch: a TrainJob cannot set %s of its pods: choose another job.target" $key) }}{{ end }}
-{{- end }}
-{{- range $key, $value := $container }}
-{{- if not (or (has $key (concat $may.container $may.trainer)) (eq (toJson $value) (get (first $plain.spec.containers) $key | toJson))) }}{{ fail (printf "job.patch: a TrainJob cannot set %s of its container: choose another job.target" $key) }}{{ end }}
-{{- end }}
-{{- if gt (len .template.spec.containers) 1 }}{{ fail "job.patch: a TrainJob cannot have more containers: choose another job.target" }}{{ end }}
-{{- $mounted := list }}
-{{- range $container.volumeMounts }}
-{{- if has .name $mounted }}{{ fail (printf "job.volumes: a TrainJob cannot mount %s at two paths: choose another job.target" .name) }}{{ end }}
-{{- $mounted = append $mounted .name }}
-{{- end }}
-{{- $pod := dict "containers" (list (dict "name" $container.name)) }}
-{{- range $may.container }}{{ if hasKey $container . }}{{ $_ := set (first $pod.containers) . (get $container .) }}{{ end }}{{ end }}
-{{- range $may.pod }}{{ if hasKey $.template.spec . }}{{ $_ := set $pod . (get $.template.spec .) }}{{ end }}{{ end }}
-{{- $node := first (first .job.spec.runtimePatches).trainingRuntimeSpec.template.spec.replicatedJobs }}
-{{- $_ := set $node.template.spec "template" (dict "metadata" .template.metadata "spec" $pod) }}
-{{- range without $may.trainer "name" }}
-{{- if hasKey $container . }}{{ $_ := set $.job.spec.trainer (eq . "resources" | ternary "resourcesPerNode" .) (get $container .) }}{{ end }}
-{{- end }}
+{{- toYaml $objects }}
 {{- end }}

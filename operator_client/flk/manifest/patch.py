@@ -1,7 +1,4 @@
-"""Merge a patch into a pod template, as Kubernetes merges strategic merge patches.
-
-The chart does the same in charts/flk/templates/_patch.tpl; tests/unit/flk/manifest/patches.yaml has cases for both.
-"""
+"""Merge a patch into a pod template, as Kubernetes merges strategic merge patches."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from flk.manifest import Bundle, render
 from flk.spec.job import validated
 from flk_runtime.contract import user_env
-from tests.support.chart import template
+from tests.support.chart import JOB, template
 
 OTHERS = {"a pod of something else": {"app": "web"}, "no labels": {}}
 
@@ -29,9 +29,9 @@ def reaches(policy: dict[str, Any], labels: dict[str, str], port: int) -> bool:
     )
 
 
-def scraped(relabelings: list[dict[str, Any]], port_name: str, ip: str) -> str | None:
+def scraped(relabelings: list[dict[str, Any]], port_name: str, address: str) -> str | None:
     """The address that Prometheus reads for a port that a pod declares; None if it drops this port."""
-    found = {"__meta_kubernetes_pod_container_port_name": port_name, "__meta_kubernetes_pod_ip": ip}
+    found = {"__meta_kubernetes_pod_container_port_name": port_name, "__address__": address}
     for rule in relabelings:
         (source,) = rule["sourceLabels"]
         match = re.fullmatch(rule["regex"], found[source])
@@ -51,7 +51,7 @@ def labels_of_pods(name: str) -> dict[str, str]:
 
 @pytest.mark.promise("Clusters: The pods of a job are reached by nobody else")
 def test_pods_of_the_job_reach_each_other_and_nobody_else_does() -> None:
-    chart = template({"job": {"enabled": True, "replicas": 2}, "networkPolicy": {"enabled": True}})
+    chart = template({"job": JOB | {"replicas": 2}, "networkPolicy": {"enabled": True}})
     policy = chart.one("NetworkPolicy")
     pods = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
@@ -76,7 +76,7 @@ def test_without_a_job_the_policy_is_for_all_jobs_of_the_namespace() -> None:
 def test_egress_is_restricted_only_on_request() -> None:
     storage = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"protocol": "TCP", "port": 443}]}
     values = {"enabled": True, "restrictEgress": True, "egress": [storage]}
-    chart = template({"job": {"enabled": True}, "networkPolicy": values})
+    chart = template({"job": JOB, "networkPolicy": values})
     spec = chart.one("NetworkPolicy")["spec"]
     own = {"podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "flk", "flk.dev/job": "gpt"}}}
     assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -85,17 +85,16 @@ def test_egress_is_restricted_only_on_request() -> None:
     assert spec["egress"][2:] == [storage]
 
 
-def test_more_may_be_let_in_and_nothing_is_rendered_by_default() -> None:
+def test_more_may_be_let_in() -> None:
     monitoring = {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}], "ports": [{"port": 9400}]}
     chart = template({"networkPolicy": {"enabled": True, "ingress": [monitoring]}})
     assert chart.one("NetworkPolicy")["spec"]["ingress"][1:] == [monitoring]
-    assert template({}).of_kind("NetworkPolicy") == []
 
 
 @pytest.mark.promise("Causes: flk stacks, top, profile and metrics show a running job")
 def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in() -> None:
     values = {"podMonitor": {"enabled": True, "labels": {"release": "p"}}, "networkPolicy": {"enabled": True}}
-    chart = template({"job": {"enabled": True, "env": {"A": "b"}}, **values})
+    chart = template({"job": JOB | {"env": {"A": "b"}}, **values})
     monitor = chart.one("PodMonitor")
     pod = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     assert selects(monitor["spec"]["selector"], pod["metadata"]["labels"])
@@ -106,8 +105,11 @@ def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in()
     assert env["A"] == "b"
     assert endpoint.keys().isdisjoint({"port", "portNumber", "targetPort"})  # they choose among the ports of the pod
     (port,) = pod["spec"]["containers"][0]["ports"]
-    assert scraped(endpoint["relabelings"], port["name"], "10.0.0.7") == "10.0.0.7:9400"
-    assert scraped(endpoint["relabelings"], port["name"], "fd00::7") == "[fd00::7]:9400"
-    assert scraped(endpoint["relabelings"], "of-a-sidecar", "10.0.0.7") is None
+    assert scraped(endpoint["relabelings"], port["name"], "10.0.0.7:29400") == "10.0.0.7:9400"
+    assert scraped(endpoint["relabelings"], port["name"], "[fd00::7]:29400") == "[fd00::7]:9400"
+    assert scraped(endpoint["relabelings"], "of-a-sidecar", "10.0.0.7:80") is None
+    assert endpoint["honorLabels"] is True  # else the job of a metric is the monitor's
     assert {"ports": [{"protocol": "TCP", "port": 9400}]} in chart.one("NetworkPolicy")["spec"]["ingress"]
-    assert template({"job": {"enabled": True}}).of_kind("PodMonitor") == []
+    chart = template({"job": JOB | {"env": {"FLK_METRICS_PORT": "9500"}}, **values})
+    (endpoint,) = chart.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert scraped(endpoint["relabelings"], port["name"], "10.0.0.7:29400") == "10.0.0.7:9500"
