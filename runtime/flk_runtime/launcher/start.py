@@ -88,7 +88,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
-        settings = Preparation(settings, wakeup).run()
+        settings = Preparation(settings).run()
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():

@@ -112,7 +112,7 @@ class HangDetector:
         log: Callable[[str], None],
         compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] | None = None,
     ) -> None:
-        """``limits`` are the times without progress after which the job hangs, which learn from it.
+        """``limits`` are the times without progress after which the job hangs.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
@@ -143,7 +143,6 @@ class HangDetector:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         self.attempt_ended()
         self._attempt = number
-        self._limits.start()
         self._places = dict(places)
         self._look_at = now + self._interval
 
@@ -188,7 +187,6 @@ class HangDetector:
             self._find_slow(now, ranks)
             if self._compare:
                 self._compare(self._stragglers.work, self._slow)
-            self._limits.note(ranks)
             stands = phases.hangs(ranks, lambda phase: STANDSTILL)
             if self._standstill and not stands:
                 self._standstill = None

@@ -11,42 +11,37 @@ collective. Two cases need more than that:
 A job hangs when none of its ranks makes progress. One rank that works is enough: in training with collectives, the
 others cannot get further than one collective ahead, so a rank that is stuck soon stops them all.
 
-`LIMITS` has the limit of each phase where the user gives none. When the job has shown how long it is silent in a phase
-before it goes on, the limit is a multiple of the longest such silence, and never less than the table says. The leader
-keeps what it has learned for all attempts.
+`LIMITS` has the limit of each phase where the user gives none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from flk_runtime.contract.options import ALL_PHASES
 from flk_runtime.contract.status import Phase, RankStatus
 
 CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
-_ENOUGH: Final = 100  # times that the job went on in a phase before the limit becomes less than the default
 
 
 class Row(NamedTuple):
     """A phase. Times are in seconds."""
 
-    default: float  # limit, until the job has shown less; it is learned to be more at once
-    least: float  # limit that is learned
-    factor: float  # by which the longest silence is multiplied
+    default: float  # limit
     patience: int = 1  # by which the user's limit of all phases is multiplied: a slow volume is no hang
 
 
 LIMITS: Final = {
-    Phase.STARTING: Row(480, 480, 3),  # all of a script without flk's library and without collectives
-    Phase.RENDEZVOUS: Row(480, 480, 3),
-    Phase.FIRST_STEP: Row(1800, 480, 3),
-    Phase.TRAINING: Row(480, 240, 10),  # below the 10 minutes after which NCCL aborts a rank
-    Phase.EVALUATING: Row(1800, 480, 3),
-    Phase.SAVING: Row(480 * CPU_PATIENCE, 480, 3, CPU_PATIENCE),
-    Phase.RESTORING: Row(1800, 480, 3),
-    Phase.MEETING: Row(480, 480, 3),
+    Phase.STARTING: Row(480),  # all of a script without flk's library and without collectives
+    Phase.RENDEZVOUS: Row(480),
+    Phase.FIRST_STEP: Row(1800),
+    Phase.TRAINING: Row(480),  # below the 10 minutes after which NCCL aborts a rank
+    Phase.EVALUATING: Row(1800),
+    Phase.SAVING: Row(480 * CPU_PATIENCE, CPU_PATIENCE),
+    Phase.RESTORING: Row(1800),
+    Phase.MEETING: Row(480),
 }
 
 
@@ -54,33 +49,13 @@ class PhaseLimits:
     """The limits of one job."""
 
     def __init__(self, timeouts: Mapping[str, float]) -> None:
-        """``timeouts`` are the user's limits in seconds, by phase, ALL for the others; 0: nothing there is a hang.
-
-        The limits of phases that are not in it are learned.
-        """
+        """``timeouts`` are the user's limits in seconds, by phase, ALL for the others; 0: nothing there is a hang."""
         self.timeouts = timeouts
-        self._silences: dict[Phase, tuple[float, int]] = {}  # the longest, and how many, by phase
-        self._silence: tuple[Phase, float] | None = None  # phase, and seconds at the last look
 
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
         return all(self.limit(phase) == math.inf for phase in Phase)
-
-    def start(self) -> None:
-        """Note that an attempt starts."""
-        self._silence = None
-
-    def note(self, statuses: Iterable[RankStatus]) -> None:
-        """Learn from the status of all ranks. Only a silence counts that ended with progress: others may be hangs."""
-        latest = min(statuses, key=lambda status: status.idle, default=None)  # the job is silent when all ranks are
-        if latest is None:
-            return
-        if self._silence and latest.idle < self._silence[1]:
-            phase, seconds = self._silence
-            longest, times = self._silences.get(phase, (0.0, 0))
-            self._silences[phase] = max(longest, seconds), times + 1
-        self._silence = (latest.phase, latest.idle)
 
     def limit(self, phase: Phase) -> float:
         """Seconds without progress after which a rank in this phase hangs."""
@@ -97,10 +72,6 @@ class PhaseLimits:
             return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
         if ALL_PHASES in self.timeouts:
             return self.timeouts[ALL_PHASES] * row.patience or math.inf, "from the hang timeout"
-        longest, times = self._silences.get(phase, (0.0, 0))
-        learned = max(row.least, row.factor * longest)
-        if learned > row.default or times >= _ENOUGH:
-            return learned, f"learned from {longest:.0f} s"
         return row.default, "the default"
 
 

@@ -190,8 +190,7 @@ class RecordWriter:
         settings = self._settings
         if not (settings.records or settings.record_folder):
             return None
-        from flk_runtime.launcher.records.archive import RecordArchive  # not every job needs it
-        from flk_runtime.launcher.records.place import ConfigMap, Folder
+        from flk_runtime.launcher.records.archive import ConfigMap, Folder, RecordArchive  # not every job needs it
 
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)

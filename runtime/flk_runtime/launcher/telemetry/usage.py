@@ -1,4 +1,4 @@
-"""What this pod uses of its processors, memory, networks and disks, from its control group (v2) and /proc.
+"""What this pod uses of its processors and memory, from its control group (v2) and /proc.
 
 `Meter` is the thread of a launcher that reads it, and what the GPUs do, at intervals.
 """
@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,10 +31,6 @@ class Counters:
     cpu_limit: float | None = None  # processors that it may use
     memory: int | None = None  # bytes that count against the limit: without files that the kernel may drop
     memory_limit: int | None = None
-    received: int | None = None  # bytes, as the following
-    sent: int | None = None
-    disk_read: int | None = None
-    disk_written: int | None = None
 
 
 def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Counters:
@@ -46,17 +42,11 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
     machine = _named(proc / "meminfo", separator=":")
     if memory is None and "MemAvailable" in machine:
         memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
-    read_bytes, written = _disk(group / "io.stat", "rbytes=", "wbytes=")
-    received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
         host.cpu_limit(group) or float(host.cpu_count()),
         memory,
         host.memory_limit(group, proc / "meminfo") if "MemTotal" in machine else None,
-        received,
-        sent,
-        read_bytes,
-        written,
     )
 
 
@@ -78,25 +68,17 @@ class Meter:
         since, before = self._before or (now, counters)
         self._before = now, counters
 
-        def rate(value: Callable[[Counters], float | None]) -> float | None:
-            first, last = value(before), value(counters)
-            if first is None or last is None or now <= since:
-                return None
-            return round(max(0.0, last - first) / (now - since), 3)
-
+        first, last = before.cpu_seconds, counters.cpu_seconds
+        known = first is not None and last is not None and now > since
         self.latest = PodUsage(
             self._settings.pod,
             self._settings.pod_name,
             self._settings.node,
             time=round(moment, 3),
-            cpu=rate(lambda each: each.cpu_seconds),
+            cpu=round(max(0.0, last - first) / (now - since), 3) if known else None,
             cpu_limit=counters.cpu_limit,
             memory=counters.memory,
             memory_limit=counters.memory_limit,
-            received=rate(lambda each: each.received),
-            sent=rate(lambda each: each.sent),
-            disk_read=rate(lambda each: each.disk_read),
-            disk_written=rate(lambda each: each.disk_written),
             gpus=gpus,
         )
 
@@ -124,29 +106,6 @@ def _memory(group: Path) -> int | None:
     """Bytes that count against the limit, without files that the kernel may drop."""
     count, dropped = _number(group / "memory.current"), _named(group / "memory.stat").get("inactive_file", 0)
     return None if count is None else max(0, count - dropped)
-
-
-def _disk(path: Path, *keys: str) -> tuple[int | None, int | None]:
-    """The sums over all disks of what follows the two keys: bytes that were read and written."""
-    text = _text(path)
-    if text is None:
-        return None, None
-    read_bytes, written = ([int(each) for each in re.findall(rf"\b{key}(\d+)", text)] for key in keys)
-    return sum(read_bytes), sum(written)
-
-
-def _network(path: Path) -> tuple[int | None, int | None]:
-    """Bytes that all interfaces but the loopback have received and sent."""
-    found = list(_interfaces(_text(path) or ""))
-    return (sum(each[0] for each in found), sum(each[1] for each in found)) if found else (None, None)
-
-
-def _interfaces(text: str) -> Iterator[tuple[int, int]]:
-    for line in text.splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if name.strip() != "lo" and len(words) >= 9:
-            yield int(words[0]), int(words[8])
 
 
 def _named(path: Path, separator: str = "") -> Mapping[str, int]:

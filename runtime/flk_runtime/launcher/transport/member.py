@@ -213,9 +213,9 @@ class Member:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
         settings = self._settings
-        memory, place = self._inventory(), settings.topology
+        memory = self._inventory()
         own = settings.pod_name, settings.node
-        join = messages.Join(*own, history, failures, memory, self._step, place, self._ahead, self._again)
+        join = messages.Join(*own, history, failures, memory, self._step, self._ahead, self._again)
         self._loop.send([peer], join)
 
     def _handle(self, message: Message | Unreadable, peer: Peer) -> None:
