@@ -33,11 +33,11 @@ from flk_runtime.contract.record import (
     Standstill,
 )
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, pack_telemetry, unpack_telemetry
-from flk_runtime.launcher.processes.rank_failure import from_report
+from flk_runtime.launcher.processes.ranks import from_report
 from flk_runtime.launcher.records.archive import Folder, _updated
 from flk_runtime.launcher.records.history import former_attempts
 from flk_runtime.launcher.records.ledger import Ledger
-from flk_runtime.launcher.replication.messages import MESSAGES as replication
+from flk_runtime.launcher.replication.exchange import MESSAGES as replication
 from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
 from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.records.history import job_record, new_record
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop

@@ -10,10 +10,10 @@ from flk_runtime.contract.failure import BEFORE_FIRST, Failure
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.control import ThreadFailed
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
-from flk_runtime.launcher.signals import ThreadFailed
 from flk_runtime.wire import Refused, Registry
 
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke

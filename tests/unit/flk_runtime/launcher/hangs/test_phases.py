@@ -9,14 +9,14 @@ import pytest
 
 from flk_runtime.contract.options import ALL_PHASES, parse_hang_timeout
 from flk_runtime.contract.status import Phase
-from flk_runtime.launcher.hangs.phases import LIMITS, PhaseLimits
+from flk_runtime.launcher.hangs.detector import LIMITS, PhaseLimits
 from tests.unit.flk_runtime.launcher.hangs.test_hangs import QUIET, SLEEPS, WAITS, Leader, waiting
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_silence_below_the_limit_of_its_phase_is_no_hang_and_a_longer_one_is_named(phase: Phase) -> None:
     """A shorter one is a standstill, which people are told."""
-    leader, limit = Leader(None), LIMITS[phase].default
+    leader, limit = Leader(None), LIMITS[phase]
     ends = []
     for idle in (limit - 5, limit + 5):
         status = replace(QUIET, idle=idle, cpu_idle=idle, phase=phase)
@@ -50,7 +50,7 @@ def test_the_users_limit_of_a_phase_wins_over_that_of_all() -> None:
     assert limits.describe(Phase.SAVING) == "limit 45 s in phase save, from the hang timeout of the phase"
     assert not limits.off
     limits = PhaseLimits(parse_hang_timeout("step=5m"))
-    assert (limits.limit(Phase.TRAINING), limits.limit(Phase.SAVING)) == (300.0, LIMITS[Phase.SAVING].default)
+    assert (limits.limit(Phase.TRAINING), limits.limit(Phase.SAVING)) == (300.0, LIMITS[Phase.SAVING])
     assert not PhaseLimits(parse_hang_timeout("step=0")).off
     assert PhaseLimits(parse_hang_timeout("0,step=1h")).limit(Phase.RESTORING) == math.inf
 
