@@ -59,3 +59,9 @@ def test_every_phase_has_a_limit_and_can_be_named() -> None:
     assert list(LIMITS) == list(Phase)
     for phase in Phase:
         assert parse_hang_timeout(f"{phase}=5") == {phase: 5.0}
+
+
+@pytest.mark.parametrize("text", ["step=", "step", "=5", "5m,6m", "step=1,step=2", "1e3", "inf"])
+def test_a_hang_timeout_that_names_a_phase_wrongly_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must "):
+        parse_hang_timeout(text)
