@@ -27,10 +27,11 @@ from typing import Any, Final, NamedTuple
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher import coordinator
+from flk_runtime.launcher.coordinator.leader import leading
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
+from flk_runtime.launcher.transport import Server
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
     AttemptStarted,
@@ -63,7 +64,11 @@ def serve(pods: int, *, profile: str = "") -> int:
     import torch.distributed  # noqa: F401 - as in the launcher, before the attempt starts
 
     settings = _settings(0, pods)
-    server = coordinator.serve(settings, print, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    server = Server(settings, leading(settings, log), print, log)
     if profile:
         import cProfile
 

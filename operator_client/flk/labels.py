@@ -21,7 +21,6 @@ SHARED: Final = "flk.dev/shared"  # "true" on a ConfigMap with an archive that a
 RECORDS: Final = "flk.dev/records"  # "true" on a ConfigMap in which launchers keep the records of jobs
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
-ZONE: Final = "topology.kubernetes.io/zone"  # of nodes, and from Kubernetes 1.35 on of the pods that are bound to them
 QUEUE_TOPOLOGY: Final = {  # on pods: the label of nodes by which Kueue keeps a job together, by how strictly
     "required": "kueue.x-k8s.io/podset-required-topology",
     "preferred": "kueue.x-k8s.io/podset-preferred-topology",

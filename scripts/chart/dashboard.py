@@ -29,10 +29,6 @@ PANELS: Final = (
     ("Processors", "none", ((f"flk_pod_cpu_cores{_JOB}", "{{pod}}"), (f"max(flk_pod_cpu_limit_cores{_JOB})", "limit"))),
     ("Memory", "bytes", ((f"flk_pod_memory_bytes{_JOB}", "{{pod}}"),
                          (f"max(flk_pod_memory_limit_bytes{_JOB})", "limit"))),
-    ("Network", "Bps", ((f"flk_pod_received_bytes_per_second{_JOB}", "{{pod}} in"),
-                        (f"flk_pod_sent_bytes_per_second{_JOB}", "{{pod}} out"))),
-    ("Disks", "Bps", ((f"flk_pod_disk_read_bytes_per_second{_JOB}", "{{pod}} read"),
-                      (f"flk_pod_disk_written_bytes_per_second{_JOB}", "{{pod}} written"))),
     ("GPUs are busy", "percentunit", ((f"flk_pod_gpu_busy_ratio{_JOB}", "{{pod}}"),)),
     ("Memory of GPUs", "bytes", ((f"sum by (pod) (flk_gpu_memory_bytes{_JOB})", "{{pod}}"),)),
 )  # fmt: skip

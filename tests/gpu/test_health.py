@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from flk_runtime.launcher.telemetry.gpus import Health, find_faults, read_health
+from flk_runtime.launcher.telemetry.usage import Health, find_faults, read_health
 
 FAILS = "import torch; torch.zeros(4, device='cuda')[torch.full((4,), 9, device='cuda')]; torch.cuda.synchronize()"
 

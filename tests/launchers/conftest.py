@@ -6,16 +6,12 @@ fail under FLK_TEST_CLUSTER=required. Slurm's daemons are started for the test s
 
 from __future__ import annotations
 
-import ctypes.util
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,9 +23,9 @@ import pytest
 
 from tests.support.collection import in_folder
 from tests.support.horovod import HOROVOD, launcher_with_stand_in
-from tests.support.install import cache, needed, pip_install, program, said
+from tests.support.install import needed, program
 from tests.support.ports import held_ports
-from tests.support.requirements import locked, unavailable
+from tests.support.requirements import unavailable
 from tests.support.slurm import Slurm, running_slurm
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -175,31 +171,6 @@ def two_hosts(tmp_path: Path) -> tuple[str, str]:
     shell.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n')
     shell.chmod(0o755)
     return "localhost:2,198.51.100.9:2", str(shell)  # kept for documentation (RFC 5737)
-
-
-@pytest.fixture(scope="session")
-def mpi4py(mpich: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables that make mpi4py importable, on the MPI of ``mpich``."""
-    folder = cache() / f"mpi4py-{sysconfig.get_config_var('SOABI')}-{platform.machine()}"
-    with locked("mpi4py"):
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as name:
-                target = Path(name, "site")
-                if reason := pip_install(target, "mpi4py>=4.1"):
-                    unavailable(f"mpi4py (from PyPI) is not there: {reason}")
-                target.rename(folder)
-    # Debian calls MPICH's library by a name of its own.
-    library = ctypes.util.find_library("mpich")
-    found = (
-        re.search(rf"{re.escape(library)} .*=> (.*)", said([program("ldconfig") or "ldconfig", "-p"]))
-        if library
-        else None
-    )
-    libraries = tmp_path_factory.mktemp("libraries")
-    if found:
-        (libraries / "libmpi.so.12").symlink_to(found.group(1))
-    return {"PYTHONPATH": str(folder), "MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(libraries)}
 
 
 @pytest.fixture(scope="session")

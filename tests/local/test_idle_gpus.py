@@ -18,13 +18,13 @@ import pathlib, sys
 from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher import start
 from flk_runtime.launcher.telemetry import health
-from flk_runtime.launcher.telemetry import gpus, usage
+from flk_runtime.launcher.telemetry import usage
 
 def read():
     return [GpuUsage(0.01 if pathlib.Path("idle").exists() else 1.0, 1, 2)]
 
 case = sys.argv.pop(1)
-gpus.open_gpus = lambda: read if case in ("sleeps", "trains") else list
+usage.open_gpus = lambda: read if case in ("sleeps", "trains") else list
 usage.INTERVAL = 0.1
 start._check_build_of_torch = lambda settings: None  # this torch is for CPUs
 start.main(sys.argv[2:])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.launcher.replication import room
+from flk_runtime.launcher.replication.service import is_in_memory
 from tests.local.test_memory import begun, reach, restart, start
 from tests.support.memory import TRAIN, delete_pods
 from tests.support.pods import Pods
@@ -21,7 +21,7 @@ def disk(tmp_path: Path) -> Path:
     """A folder for checkpoints that is not in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if room.is_in_memory(str(folder)):
+    if is_in_memory(str(folder)):
         pytest.skip("the folder of the tests is in memory")
     return folder
 

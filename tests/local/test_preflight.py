@@ -133,16 +133,6 @@ def test_ranks_that_differ(ranks: Ranks) -> None:
     assert line.startswith(f"SetupError: 2 world sizes: 2 on rank 0 on node {node}, 4 on rank 1 on")
 
 
-def test_the_loopback_interface_between_nodes(ranks: Ranks) -> None:
-    environment = LONG | {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    assert the_same(ranks(INIT, 2, environment)) == "began 2 0.5"  # one machine: nothing is wrong with it
-    line = the_same(ranks(INIT, 2, environment, {rank: {"FLK_NODE_NAME": f"node-{rank}"} for rank in range(2)}))
-    assert line.startswith(
-        "SetupError: rank 0 on node node-0, rank 1 on node node-1 would use the loopback interface, which does "
-        "not reach other nodes (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that does"
-    )
-
-
 def test_one_check_is_switched_off(ranks: Ranks) -> None:
     differing = {1: {"FLK_SEED": "7"}}
     assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "-shm,-seed"}, differing)) == "began 2 0.5"
@@ -197,7 +187,6 @@ def of_nodes(nodes: list[int]) -> dict[int, dict[str, str]]:
             "LOCAL_RANK": str(nodes[:rank].count(node)),
             "LOCAL_WORLD_SIZE": str(nodes.count(node)),
             "FLK_NODE_NAME": f"node-{node}",
-            "FLK_PREFLIGHT": "-loopback",
         }
     return found
 

@@ -25,7 +25,7 @@ from tests.support.ports import held_ports
 from tests.support.processes import until
 
 TELEMETRY = Telemetry(9.0, 1, 100, [Sample(8.0, 1, 4, 1.5, 20.0, 300.0, 0.4, 0.1, 0.2, 0.5, 0.6, 3)])
-USAGE = PodUsage(0, "gpt-worker-0", "n", 9.0, 1.0, 2.0, 3 << 20, 4 << 20, 5.0, 6.0, 7.0, 8.0, [GpuUsage(0.5, 1, 2)])
+USAGE = PodUsage(0, "gpt-worker-0", "n", 9.0, 1.0, 2.0, 3 << 20, 4 << 20, [GpuUsage(0.5, 1, 2)])
 
 
 @pytest.fixture(scope="module")

@@ -78,8 +78,8 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
         for rank in range(pods * processes)
     ]  # fmt: skip
     usages = [
-        PodUsage(pod, f"gpt-worker-{pod}", f"node-{'abcd'[pod % 4]}", NOW - 40, 11.4, 16, 71 * GIB, 96 * GIB, 2.1e8,
-                 2.0e8, 3.1e7, 1.2e6, [GpuUsage(0.93, 61 * GIB, 80 * GIB, 412.0, 61.0)] * 2)
+        PodUsage(pod, f"gpt-worker-{pod}", f"node-{'abcd'[pod % 4]}", NOW - 40, 11.4, 16, 71 * GIB, 96 * GIB,
+                 [GpuUsage(0.93, 61 * GIB, 80 * GIB, 412.0, 61.0)] * 2)
         for pod in range(pods)
     ]  # fmt: skip
     settings = {"strategy": "fsdp", "precision": "bfloat16"}

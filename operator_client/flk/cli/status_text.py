@@ -172,8 +172,7 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
         if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
     ]
     shown = chosen if wide else chosen[:_SHOWN]
-    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", "TOPOLOGY", *_MEASURED, "REASON"]
-    without = () if wide and any(pod.topology for pod in shown) else ("TOPOLOGY",)
+    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *_MEASURED, "REASON"]
     rows = []
     for pod in shown:
         for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
@@ -181,10 +180,10 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
             known = next((progress[rank] for rank in ranks if rank in progress), None)
             runs = ranks and str(pod.phase) == "Running"
             of_all = progress.get(ranks[0] // together * together) if runs else None
-            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node, pod.topology]
+            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
             rows.append([*cells, *_measured(known, of_all), _reason(pod, state, wide)])
     width = 0 if wide else width_of(sys.stdout)
-    lines = table(header, rows, without=without if progress else (*without, *_MEASURED), width=width)
+    lines = table(header, rows, without=() if progress else _MEASURED, width=width)
     left = len(state.pods) - len(shown)
     if left:
         lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")

@@ -296,8 +296,6 @@ def _usage(pod: PodUsage) -> str:
         busy = " ".join(f"{gpu.busy:.0%}" for gpu in pod.gpus)
         used = sum(gpu.memory for gpu in pod.gpus)
         parts.append(f"GPU {busy}, {bytes_text(used)} of {bytes_text(sum(gpu.memory_total for gpu in pod.gpus))}")
-    if pod.received is not None and pod.sent is not None:
-        parts.append(f"net {bytes_text(pod.received)}/s in {bytes_text(pod.sent)}/s out")
     return "  ".join(parts)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from flk.errors import JobFailedError
 from flk.units import short_duration
 from flk_runtime.contract import log_format
-from flk_runtime.contract.log_format import MADE_AT, TOTAL_NAMES, MetricsLine, is_record, parse_record, parse_telemetry
+from flk_runtime.contract.log_format import TOTAL_NAMES, MetricsLine, is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.contract.telemetry import unpack_telemetry
 
@@ -42,7 +42,7 @@ class MetricsText:
         self.total = metrics.total or self.total
         parts = [f"step {metrics.step}" + (f" of {self.total} ({metrics.step / self.total:.0%})" if self.total else "")]
         values = json.loads(written)
-        for name in ("step", *TOTAL_NAMES, MADE_AT):
+        for name in ("step", *TOTAL_NAMES):
             values.pop(name, None)
         for name, value in values.items():
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)

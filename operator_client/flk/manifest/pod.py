@@ -175,7 +175,6 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         user_env.NAMESPACE: "metadata.namespace",
         pod_env.POD_IP: "status.podIP",
         user_env.NODE_NAME: "spec.nodeName",
-        user_env.ZONE: f"metadata.labels['{labels.ZONE}']",
         pod_env.STARTED: f"metadata.annotations['{labels.STARTED}']",
     }
     if job.metrics:  # they are told which run this is

@@ -43,7 +43,6 @@ class PodState:
     exit_code: int | None = None
     signal: int | None = None
     memory_limit: str = ""
-    topology: str = ""  # its place in the network, which orders the ranks: zone/block/rack; empty: it does not say
     failed_permanently: bool = field(default=False, repr=False)  # it failed, and the operator will not recreate it
     record: JobRecord | None = field(default=None, repr=False)
 

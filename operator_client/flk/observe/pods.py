@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flk.kube import Object
-from flk.labels import JOB, ZONE
+from flk.labels import JOB
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
-from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
@@ -68,7 +68,6 @@ def existing_pod(
         exit_code=code,
         signal=_signal(ended),
         memory_limit=memory_limit(pod),
-        topology=_topology(pod),
         failed_permanently=phase == PodPhase.FAILED and not recreated and not stopped,
         record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
     )
@@ -123,26 +122,6 @@ def _ends(pod: Object) -> list[Object]:
 def memory_limit(pod: Object) -> str:
     """Return the memory limit of the training container as its manifest has it; empty if it has none."""
     return str(((training_container(pod).get("resources") or {}).get("limits") or {}).get("memory") or "")
-
-
-def _topology(pod: Object) -> str:
-    """Return the place of a pod in the network; empty if it is not known."""
-    names = {each["name"] for each in training_container(pod).get("env") or []}
-    if user_env.TOPOLOGY in names and (told := _variables(pod).get(user_env.TOPOLOGY)):
-        return told
-    return str((pod["metadata"].get("labels") or {}).get(ZONE) or "") if user_env.ZONE in names else ""
-
-
-def _variables(pod: Object) -> dict[str, str]:
-    """Return the variables of the training container that have a text, or the value of one of the pod's labels."""
-    labels = pod["metadata"].get("labels") or {}
-    found: dict[str, str] = {}
-    for each in training_container(pod).get("env") or []:
-        field = ((each.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
-        label = _LABEL.fullmatch(field)
-        value = labels.get(label[1], "") if label else str(each.get("value") or "")
-        found[each["name"]] = _REFERENCE.sub(lambda match: found.get(match[1], match[0]), value)
-    return found
 
 
 def has_log(pod: Object, name: str = "") -> bool:

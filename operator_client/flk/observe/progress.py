@@ -87,7 +87,7 @@ def _read(line: str) -> tuple[float, int, MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
     found = log_format.parse_metrics(match["json"]) if match else None
-    return (found.time(timestamp(match["time"] + "Z")), int(match["rank"] or 0), found) if match and found else None
+    return (timestamp(match["time"] + "Z"), int(match["rank"] or 0), found) if match and found else None
 
 
 STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")

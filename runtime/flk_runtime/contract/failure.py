@@ -174,7 +174,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         0, _TRAINING, predicate="trains otherwise than one process", reason=_SAME_WAY, same=_ERROR,
     ),
     Kind.UNPREPARED: Meaning(
-        "the index of packages cannot be reached, or the preparation of a pod hangs, for FLK_JOIN_TIMEOUT",
+        "the preparation of a pod writes nothing for FLK_JOIN_TIMEOUT",
         0, _INFRASTRUCTURE, predicate="could not be prepared", reason="the other pods have waited long enough",
         same=_ERROR,
     ),

@@ -50,8 +50,6 @@ def is_record(line: str) -> bool:
 
 
 TOTAL_NAMES: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
-MADE_AT: Final = "at"  # key with the time at which a line was made that is printed later, in seconds since the epoch
-_LONGEST: Final = 300.0  # seconds that such a line may wait: a script may mean something else by its name
 _MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
 _NOT_FINITE: Final = ("nan", "inf", "-inf", "NaN", "Infinity", "-Infinity")  # as strings: JSON has no such numbers
 _LARGEST_COUNT: Final = 1 << 53  # a larger number is no count of steps
@@ -69,11 +67,6 @@ class MetricsLine:
     mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
     communication: float | None = None  # share of the time in which a collective was under way
     data_wait: float | None = None  # share of the time in which the rank waited for data
-    at: float | None = None  # when it was made, in seconds since the epoch, if it was printed later
-
-    def time(self, printed: float) -> float:
-        """When it was made, if it was ``printed`` at this time, both in seconds since the epoch."""
-        return self.at if self.at is not None and 0 <= printed - self.at < _LONGEST else printed
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -101,7 +94,7 @@ def parse_metrics(line: str | bytes) -> MetricsLine | None:
     if step is None:
         return None
     total = next((count for name in TOTAL_NAMES if (count := _count(values.get(name))) is not None), None)
-    names = ("loss", "samples_per_s", "tokens_per_s", "mfu", "comm", "data_wait", MADE_AT)
+    names = ("loss", "samples_per_s", "tokens_per_s", "mfu", "comm", "data_wait")
     return MetricsLine(step, total, *(_number(values.get(name)) for name in names))
 
 

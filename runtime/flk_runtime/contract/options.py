@@ -89,8 +89,6 @@ PREFLIGHT_CHECKS: Final = (
     "backend",
     "strategy",
     "seed",
-    "interface",
-    "loopback",
     "gpu",
     "local-rank",
     "shm",

@@ -72,10 +72,6 @@ class PodUsage:
     cpu_limit: float | None = None  # that it may use at most
     memory: int | None = None  # bytes that count against the limit
     memory_limit: int | None = None
-    received: float | None = None  # bytes, as sent, read and written
-    sent: float | None = None
-    disk_read: float | None = None
-    disk_written: float | None = None
     gpus: list[GpuUsage] = field(default_factory=list)
 
 

@@ -30,12 +30,6 @@ LAST_CALL: Final = Setting(
 )
 POD_NAME: Final = Variable("FLK_POD_NAME", "name of this pod", "")
 NODE_NAME: Final = Variable("FLK_NODE_NAME", "name of the node that this pod runs on", "")
-ZONE: Final = Variable("FLK_ZONE", "zone of that node, where Kubernetes copies it to the labels of the pod", "")
-TOPOLOGY: Final = Setting(
-    "FLK_TOPOLOGY",
-    "place of the pod's node in the network, the widest level first: zone/block/rack; unset: its zone",
-    "",
-)
 BUDGET_RESET: Final = Setting(
     "FLK_BUDGET_RESET",
     "seconds after which an attempt with progress renews restarts and disruptions; 0: never",
@@ -64,7 +58,7 @@ LEASE: Final = Setting(
 START: Final = Setting("FLK_START", "start method of the ranks: fork or spawn", "fork", choice(("fork", "spawn")))
 HANG_TIMEOUT: Final[Setting[Mapping[str, float]]] = Setting(
     "FLK_HANG_TIMEOUT",
-    "time without progress that is a hang, also by phase: 10m, step=5m,save=20m; 0: never; unset: learned",
+    "time without progress that is a hang, also by phase: 10m, step=5m,save=20m; 0: never; unset: by phase",
     {},
     parse_hang_timeout,
 )

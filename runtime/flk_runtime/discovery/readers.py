@@ -24,6 +24,8 @@ from flk_runtime.errors import DiscoveryError
 START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
 # Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
 _STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
+# In a job of Slurm, MPI starts rank 0 on the first host of the job; its daemons are a step on the other hosts.
+_HOSTS = ("SLURM_JOB_NODELIST",)
 
 
 def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
@@ -145,14 +147,15 @@ LAUNCHERS = (
     Launcher(
         "openmpi", "OMPI_COMM_WORLD_RANK", read_numbers, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", start_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        hosts=_HOSTS,
     ),
     Launcher(  # MVAPICH2
         "mpich", "MV2_COMM_WORLD_RANK", read_numbers, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID",),
+        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID", "SLURM_JOB_ID"), hosts=_HOSTS,
     ),
     Launcher(  # MPICH, Intel MPI
         "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",
-        start_id=("PMI_JOBID",),
+        start_id=("PMI_JOBID", "SLURM_JOB_ID"), hosts=_HOSTS,
     ),
     Launcher(
         "slurm", "SLURM_STEP_ID", read_slurm, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",

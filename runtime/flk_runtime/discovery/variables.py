@@ -1,16 +1,14 @@
 """The names that a launcher gives its variables, and the RankInfo that their values make, checked for consistency.
 
 Slurm tells hosts and tasks as compact lists: the hosts of a job (``a[1-3,07],b12``) and the tasks on each node
-(``2(x3),1``). A short list can name millions of hosts, so names are generated one at a time. The syntax is that of
-`scontrol show hostnames` and of the variables of srun's manual page.
+(``2(x3),1``). The syntax is that of `scontrol show hostnames` and of the variables of srun's manual page.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flk_runtime.errors import DiscoveryError
@@ -150,7 +148,7 @@ def checked(
 
 
 def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int] | None:
-    """Host and port of the store; None where the variables do not tell and the launcher's communicator has to."""
+    """Host and port of the store; None where Horovod's ranks have to ask each other."""
     shown = show(launcher, environ)
     start_id = "/".join(environ[name] for name in launcher.start_id or () if name in environ)
     address, port = environ.get(launcher.address), environ.get(launcher.port)
@@ -163,7 +161,7 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
                 address = first_host(environ[hosts])
             except ValueError as error:
                 raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
-        elif port is None and not hosts:
+        elif launcher.name == "horovod" and port is None:
             return None
     if address is None:
         raise DiscoveryError(
@@ -171,8 +169,6 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
         )
     if port is None and start_id:
         return address, _FIRST_PORT + zlib.crc32(start_id.encode()) % _PORTS
-    if port is None and launcher.start_id is not None and launcher.address not in environ:
-        return None
     if port is None:
         raise DiscoveryError(
             f"{launcher.port} must be set together with {shown}: all ranks connect to rank 0 at that port"
@@ -196,7 +192,7 @@ class RankInfo:
     local_world_size: int = 1
     node_rank: int = 0
     launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
-    # Host and port of the store. None if world_size is 1, and where only the launcher's communicator can tell it.
+    # Host and port of the store. None if world_size is 1, and where only Horovod's communicator can tell it.
     master: tuple[str, int] | None = None
     attempt: int = 0  # number of earlier starts of this job's ranks
     nodes: int = 1
@@ -216,25 +212,18 @@ class RankInfo:
 
 # Lists of Slurm -------------------------------------------------------------------------------------------------
 
-_HOST = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
-_PART = re.compile(r"\[([^\]]*)\]")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_DIMENSIONS = 5  # Slurm's own limit (HIGHEST_DIMENSIONS in slurm.h)
+# A name may have several brackets with numbers and ranges of them; the first number of each makes the first host.
+_BRACKET = re.compile(r"\[([0-9]+)[0-9,-]*\]")
+_FIRST_HOST = re.compile(rf"((?:[^\[\],\s]|{_BRACKET.pattern.replace('(', '(?:')})+)(?:,|\Z)")
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
-def hosts(text: str) -> Iterator[str]:
-    """Yield the hosts in ``text`` in their order; of several brackets in a name, the last one varies fastest.
-
-    Leading zeros of a range's first number set its width. Raises ValueError if ``text`` is not such a list.
-    """
-    for item in _items(text):  # checks all items before the first name is yielded
-        yield from _names(_PART.split(item))
-
-
 def first_host(text: str) -> str:
-    """The first host in ``text``. Raises ValueError if ``text`` is not a list of hosts."""
-    return next(hosts(text))
+    """The first host of a list such as ``a[1-3,07]-ib,b12``. Raises ValueError if ``text`` does not begin with one."""
+    match = _FIRST_HOST.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a list of hosts: expected names like a[1-3,07],b12")
+    return _BRACKET.sub(lambda bracket: bracket[1], match[1])
 
 
 def tasks_of(text: str, node: int) -> tuple[int, int, int]:
@@ -253,46 +242,3 @@ def tasks_of(text: str, node: int) -> tuple[int, int, int]:
         nodes += repeated
         total += tasks * repeated
     return own, nodes, total
-
-
-def _items(text: str) -> list[str]:
-    """Split ``text`` at the commas outside of brackets, and check each item."""
-    items = []
-    position = 0
-    while True:
-        match = _HOST.match(text, position)
-        if not match:
-            raise ValueError(f"{text!r} is not a list of hosts: expected names like a[1-3,07],b12")
-        insides = _PART.findall(match[0])
-        if len(insides) > _DIMENSIONS:
-            raise ValueError(
-                f"{match[0][:40]!r}… has more than {_DIMENSIONS} brackets, the limit for a name in a list of hosts"
-            )
-        for inside in insides:
-            for piece in inside.split(","):
-                bounds = _RANGE.fullmatch(piece)
-                if not bounds or (bounds[2] and int(bounds[1]) > int(bounds[2])):
-                    raise ValueError(f"{piece!r} in {text!r} is not a range of numbers")
-        items.append(match[0])
-        position = match.end()
-        if position == len(text):
-            return items
-        if text[position] != ",":
-            raise ValueError(f"{text[position]!r} is unexpected in the list of hosts {text!r}")
-        position += 1
-
-
-def _names(parts: list[str]) -> Iterator[str]:
-    """Yield all names of one item; ``parts`` are plain text and contents of brackets in turn."""
-    if len(parts) == 1:
-        yield parts[0]
-        return
-    for index in itertools.chain.from_iterable(map(_numbers, parts[1].split(","))):
-        for rest in _names(parts[2:]):
-            yield parts[0] + index + rest
-
-
-def _numbers(piece: str) -> Iterator[str]:
-    low, _, high = piece.partition("-")
-    for index in range(int(low), int(high or low) + 1):
-        yield str(index).zfill(len(low))

@@ -76,7 +76,6 @@ class Settings:
     pod_name: str = ""
     pod_ip: str = _of(pod_env.POD_IP)
     node: str = _of(user_env.NODE_NAME)
-    topology: str = ""  # place of the node in the network, the widest level first; empty: unknown
     cpus: int = _of(pod_env.CPUS)  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
     deadline: float = _of(pod_env.DEADLINE)  # that the job may take; 0: no deadline
@@ -86,7 +85,7 @@ class Settings:
     lease: float = _of(user_env.LEASE)
     kill_timeout: float = _of(user_env.KILL_TIMEOUT)
     grace: float = _of(pod_env.GRACE)
-    hang_timeouts: Mapping[str, float] = _of(user_env.HANG_TIMEOUT)  # by phase, else learned from the job
+    hang_timeouts: Mapping[str, float] = _of(user_env.HANG_TIMEOUT)  # by phase, else those of hangs.detector.LIMITS
     slow_factor: float = _of(user_env.SLOW_FACTOR)
     slow_window: float = _of(user_env.SLOW_WINDOW)
     health: bool = False  # the pod's health is checked before it joins
@@ -229,7 +228,6 @@ class Settings:
             measures=value(user_env.TELEMETRY) == "on",
             gpus=0 if "gpu" in value(user_env.PREFLIGHT) else value(pod_env.GPUS),
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
-            topology=value(user_env.TOPOLOGY) or value(user_env.ZONE),
             limits=Limits(**_values(Limits, value), retry_same=bool(value(user_env.RETRY_SAME_FAILURE))),
             join_timeout=min(join_timeout, deadline or join_timeout),
             health="health" not in value(user_env.PREFLIGHT),

@@ -25,23 +25,21 @@ from flk_runtime.contract.failure import ExitCode, Failure
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
-from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.agent import Agent
-from flk_runtime.launcher.control import FOLDER_PREFIX, Control
+from flk_runtime.launcher.control import FOLDER_PREFIX, Control, Wakeup
+from flk_runtime.launcher.coordinator.leader import leading
 from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
-from flk_runtime.launcher.processes.environment import prepare_environment, resolve_python_path
 from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.processes.output import Output, redirected_stderr
 from flk_runtime.launcher.processes.preload import preload
-from flk_runtime.launcher.processes.ranks import Ranks
+from flk_runtime.launcher.processes.ranks import Ranks, prepare_environment, resolve_python_path
 from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.telemetry import health
-from flk_runtime.launcher.transport import Member, messages
+from flk_runtime.launcher.transport import Member, Server, messages
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
@@ -88,7 +86,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
-        settings = Preparation(settings, wakeup).run()
+        settings = Preparation(settings).run()
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
@@ -142,7 +140,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
     rendezvous = None
     if settings.pod == 0:
-        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry)
+        rendezvous = Server(settings, leading(settings, log, telemetry), wakeup.post, log)
     memory = None
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService

@@ -1,7 +1,7 @@
 """connect_store(): one store that all ranks of an attempt reach, with a key prefix that no earlier attempt used.
 
-Where only the launcher's own communicator can tell its address, Horovod's or MPI's broadcasts it. `compare_options`
-compares the options of the script on all ranks, before they exchange a model or data.
+Where only Horovod can tell its address, Horovod broadcasts it. `compare_options` compares the options of the script on
+all ranks, before they exchange a model or data.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ def connect_store(info: RankInfo, timeout: float) -> Any:
     """
     deadline = time.monotonic() + timeout
     number = next(_calls)
-    if info.master is None:
-        made, master = _exchange_address(info, deadline)
+    master = info.master
+    if master is None:
+        made, master = _meet_by_horovod(info, deadline)
+    elif info.rank == 0 and not info.agent_store:
+        made = store.open_store(info, *master, deadline)
     else:
-        master = info.master
-        if info.rank == 0 and not info.agent_store:
-            made = store.open_store(info, *master, deadline)
-        else:
-            made = store.connect(info, *master, deadline)
+        made = store.connect(info, *master, deadline)
     # Only flk's launcher gives each attempt a store of its own; torchrun's store outlives its ranks.
     shared = info.agent_store and info.launcher != "flk"
     prefix = _attempt_prefix(made, info, master, deadline) if shared else f"flk/{number}"
@@ -93,16 +92,28 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
     return prefix
 
 
-def _exchange_address(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
-    """The store and its address under a launcher that names no master: its communicator carries rank 0's address."""
-    made, master = None, ("", 0)
-    if info.rank == 0:
-        made = store.serve()
-        master = (store.own_address() if info.nodes > 1 else "127.0.0.1", int(made.port))
-    master = broadcast_address(info, master)
-    if made is None:
-        made = store.connect(info, *master, deadline)
-    return made, master
+def _meet_by_horovod(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
+    """The store and its address, which rank 0 broadcasts: horovodrun sets no variable that names its node. Collective.
+
+    Raises SetupError where Horovod cannot be imported or
+    has numbered the ranks in another way.
+    """
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        raise SetupError(
+            f"Horovod's variables are set, but horovod.torch cannot be imported ({error}): install it, or set "
+            "MASTER_ADDR and MASTER_PORT"
+        ) from error
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
+        raise SetupError(
+            f"hvd.rank() is {hvd.rank()} of {hvd.size()}, but HOROVOD_RANK and HOROVOD_SIZE are {info.rank} and "
+            f"{info.world_size}: unset variables that are left over from another start"
+        )
+    made = store.serve() if info.rank == 0 else None
+    master: tuple[str, int] = hvd.broadcast_object((store.own_address(), int(made.port)) if made else None, root_rank=0)
+    return made or store.connect(info, *master, deadline), master
 
 
 def compares() -> bool:
@@ -128,48 +139,3 @@ def describe(value: object) -> str:
         texts = map(describe, value)
         return f"({', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)})"
     return repr(value)
-
-
-def broadcast_address(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
-    """Rank 0's ``address`` (host, port), on every rank. Collective.
-
-    Raises SetupError where the communicator's library is missing or does not agree with the launcher's variables.
-    """
-    return _by_horovod(info, address) if info.launcher == "horovod" else _by_mpi(info, address)
-
-
-def _by_horovod(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
-    try:
-        import horovod.torch as hvd
-    except ImportError as error:
-        raise SetupError(
-            f"Horovod's variables are set, but horovod.torch cannot be imported ({error}): install it, or set "
-            "MASTER_ADDR and MASTER_PORT"
-        ) from error
-    hvd.init()
-    if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
-        raise SetupError(
-            f"hvd.rank() is {hvd.rank()} of {hvd.size()}, but HOROVOD_RANK and HOROVOD_SIZE are {info.rank} and "
-            f"{info.world_size}: unset variables that are left over from another start"
-        )
-    received: tuple[str, int] = hvd.broadcast_object(address, root_rank=0)
-    return received
-
-
-def _by_mpi(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        option = "mpirun -x MASTER_ADDR=…" if info.launcher == "openmpi" else "mpiexec -genv MASTER_ADDR …"
-        raise SetupError(
-            f"{info.launcher} started {info.world_size} ranks and sets no master address: set MASTER_ADDR to the host "
-            f"of rank 0 ({option}) and MASTER_PORT to a free port there, or install mpi4py"
-        ) from None
-    if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (info.rank, info.world_size):
-        raise SetupError(
-            f"mpi4py's rank is {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, but the variables of {info.launcher} "
-            f"say {info.rank} of {info.world_size}: mpi4py was built with another MPI; build it with the one that "
-            "starts the ranks"
-        )
-    received: tuple[str, int] = MPI.COMM_WORLD.bcast(address, root=0)
-    return received

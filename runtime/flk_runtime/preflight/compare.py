@@ -133,36 +133,6 @@ def describe_process(report: RankReport) -> str:
     return f"process {report.pid} on node {report.node}"
 
 
-def _interface_faults(reports: Sequence[RankReport]) -> list[str]:
-    """Interfaces that do not exist."""
-    faults = []
-    for shown, same in _groups((one for one in reports if one.missing_interface), lambda one: one.missing_interface):
-        variable, _, name = shown.partition("=")
-        interface = next((report.interface for report in same if report.interface), "")
-        cure = (
-            f"set {variable} to one that does ({interface} leads to the master)"
-            if interface
-            else f"set {variable} to one that does (`ip link` lists them), or unset it: {name} is not a default"
-        )
-        faults.append(f"{shown} names a network interface that does not exist on {_describe_ranks(same)}: {cure}")
-    return faults
-
-
-def _loopback_faults(reports: Sequence[RankReport]) -> list[str]:
-    """Loopback interfaces between nodes."""
-    faults = []
-    if len({report.network for report in reports}) > 1:
-        loopbacks = _groups((one for one in reports if one.loopback), lambda one: (one.loopback, one.interface))
-        for (why, interface), same in loopbacks:
-            variable = why.partition("=")[0] if "_IFNAME=" in why else "GLOO_SOCKET_IFNAME"
-            faults.append(
-                f"{_describe_ranks(same)} would use the loopback interface, which does not reach other nodes ({why}): "
-                f"set {variable} to the interface that does"
-                + (f" ({interface})" if interface and interface != "lo" else "")
-            )
-    return faults
-
-
 def _gpu_faults(reports: Sequence[RankReport]) -> list[str]:
     """GPUs that several ranks share under NCCL."""
     faults = []
@@ -200,8 +170,6 @@ def _shm_faults(reports: Sequence[RankReport]) -> list[str]:
 
 # By their names in contract.PREFLIGHT_CHECKS.
 _CHECKS: dict[str, Callable[[Sequence[RankReport]], list[str]]] = {
-    "interface": _interface_faults,
-    "loopback": _loopback_faults,
     "gpu": _gpu_faults,
     "local-rank": _local_rank_faults,
     "shm": _shm_faults,

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.system import host
 
 SHM = "/dev/shm"  # noqa: S108 - nothing is created there; its size is reported
-_IFF_LOOPBACK = 0x8
 # What NCCL opens for a fabric: without it, it takes TCP and says nothing.
 _PLUGIN = "libnccl-net.so"
 _VERBS = "libibverbs.so.1"
@@ -49,8 +48,6 @@ class RankReport:
     gpu: str = ""  # see system.device.unique_id
     shm: int = -1  # size of /dev/shm in bytes
     nccl_shm: bool = True  # whether NCCL may use it (NCCL_SHM_DISABLE)
-    loopback: str = ""  # why collectives would use the loopback interface
-    missing_interface: str = ""  # the variable, with its value, that names an interface which does not exist
     interface: str = ""  # the interface that leads to the master
     missing_library: str = ""  # the library, with the fabric, that NCCL opens between nodes and that is not there
     problem: str = ""  # why this rank cannot start
@@ -73,9 +70,6 @@ def node_fields(info: RankInfo, backend: str) -> dict[str, Any]:
     environ = os.environ
     found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(SHM)}
     found["nccl_shm"] = environ.get("NCCL_SHM_DISABLE", "0") in ("", "0")
-    if info.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
-        # Resolving the host's own name can take seconds where name service is broken: only if there are several nodes.
-        found |= _interface_faults(backend, environ, resolve=info.nodes > 1)
     if info.master:
         found["interface"] = interface_to(info.master[0])
     if info.nodes > 1 and "nccl" in backend:
@@ -122,18 +116,6 @@ def interface_to(address: str) -> str:
     return host.interface_with_address(source) if source else ""
 
 
-def nccl_interfaces(value: str, names: Sequence[str]) -> list[str]:
-    """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``value`` allows.
-
-    ``value`` is a list of prefixes; a leading ``=`` makes them whole names, ``^`` excludes them (NCCL user guide,
-    environment variables).
-    """
-    excluded = value.startswith("^")
-    exact = value.removeprefix("^").startswith("=")
-    given = tuple(filter(None, value.lstrip("^=").split(",")))
-    return [name for name in names if (name in given if exact else name.startswith(given)) != excluded]
-
-
 def _network(environ: Mapping[str, str]) -> str:
     parts = [environ.get(user_env.NODE_NAME, "")]
     with contextlib.suppress(OSError):
@@ -149,48 +131,3 @@ def _size(folder: str) -> int:
     except OSError:
         return -1
     return found.f_blocks * found.f_frsize
-
-
-def _interface_faults(backend: str, environ: Mapping[str, str], *, resolve: bool) -> dict[str, str]:
-    """The fields ``loopback`` and ``missing_interface``, by the rules of gloo (names) and NCCL (`nccl_interfaces`)."""
-    names = [name for _, name in socket.if_nameindex()]
-    loopbacks = {name for name in names if _is_loopback(name)}
-    gloo = [name for name in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    wanted = {"GLOO_SOCKET_IFNAME": gloo}
-    chosen = {"GLOO_SOCKET_IFNAME": [name for name in gloo if name in names]}
-    if "nccl" in backend and environ.get("NCCL_SOCKET_IFNAME"):
-        value = environ["NCCL_SOCKET_IFNAME"]
-        wanted["NCCL_SOCKET_IFNAME"] = [value]
-        chosen["NCCL_SOCKET_IFNAME"] = nccl_interfaces(value, names)
-    found: dict[str, str] = {}
-    for variable, names_wanted in wanted.items():
-        shown = f"{variable}={environ.get(variable, '')}"
-        if names_wanted and not chosen[variable]:
-            found.setdefault("missing_interface", shown)
-        elif chosen[variable] and loopbacks.issuperset(chosen[variable]):
-            found.setdefault("loopback", shown)
-    if resolve and not gloo and "gloo" in backend and host.is_loopback(address := _gloo_default()):
-        found.setdefault("loopback", f"the host name {socket.gethostname()} resolves to {address} there")
-    return found
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & _IFF_LOOPBACK)
-    except (OSError, ValueError):
-        return name == "lo"
-
-
-def _gloo_default() -> str:
-    """The address that gloo uses by default: the host name's address (IPv4 or IPv6), else the loopback address.
-
-    As in torch, ProcessGroupGloo::createDefaultDevice (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
-    """
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_UNSPEC, socket.SOCK_STREAM)
-    except OSError:
-        return "127.0.0.1"
-    for *_, address in found:
-        if host.is_local_address(str(address[0])):
-            return str(address[0])
-    return "127.0.0.1"

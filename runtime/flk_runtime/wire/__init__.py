@@ -2,9 +2,9 @@
 
 - `session`: both ends greet each other with the version of the protocol, agree on a key, and authenticate each frame
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
-- `connection`: a non-blocking end of a connection, for a loop that serves many
+- `connection`: a non-blocking end of a connection, for a loop that serves many; how long an end may be silent, and the
+  delays between two tries to connect
 - `stream`: a blocking end, for threads, which also carries bulk data
-- `lease`: how long an end may be silent, and the delays between two tries to connect
 - `listener`: a socket that listens on IPv6 and IPv4, and how its connections are accepted
 - `acceptor`: hands over the connections whose other ends belong to the job; all strangers together have limits
 
@@ -16,8 +16,7 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_di
 """
 
 from flk_runtime.wire.acceptor import Acceptor
-from flk_runtime.wire.connection import Connection, was_closed
-from flk_runtime.wire.lease import LEASE, Backoff, Lease
+from flk_runtime.wire.connection import LEASE, Backoff, Connection, Lease, was_closed
 from flk_runtime.wire.listener import accept, listen, serve
 from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError

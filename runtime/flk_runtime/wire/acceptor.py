@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from flk_runtime.wire.connection import Connection
-from flk_runtime.wire.lease import LEASE
+from flk_runtime.wire.connection import LEASE, Connection
 from flk_runtime.wire.listener import accept
 from flk_runtime.wire.registry import Registry, Unreadable
 from flk_runtime.wire.session import Session

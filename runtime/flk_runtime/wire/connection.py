@@ -1,13 +1,17 @@
-"""Connection: a non-blocking end of a connection, with messages over a socket that a loop selects."""
+"""Connection: a non-blocking end of a connection, with messages over a socket that a loop selects.
+
+`Lease` says how long the other end may be silent before it counts as lost, and `Backoff` when to try again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from flk_runtime.wire.lease import Lease
+from flk_runtime.contract import user_env
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import LENGTHS, Session
 from flk_runtime.wire.stream import Stream
@@ -17,6 +21,46 @@ _CHUNK: Final = 1 << 18  # bytes that are read or sent at once
 _LONGEST_INTERVAL: Final = 32767  # seconds between two probes of an idle connection, for the kernel
 _LARGEST_INT: Final = 2**31 - 1
 _UNSENT_LIMIT: Final = 1 << 24  # bytes; a peer that reads so slowly is given up
+
+
+class Lease(float):
+    """A time in seconds. An end that has nothing to send says that it is there three times in it."""
+
+    __slots__ = ()
+
+    @property
+    def interval(self) -> float:
+        """Seconds without another message after which an end says that it is there."""
+        return self / 3
+
+    def silence(self, heard: float, now: float) -> str:
+        """Say that the other end, last heard of at ``heard``, has been silent for too long; empty if it has not."""
+        return f"it was silent for {now - heard:.0f} s" if now - heard > self else ""
+
+
+LEASE = Lease(user_env.LEASE.default)
+
+
+# Without a state: threads of a rank draw too, and the script's own numbers must not depend on when they do.
+_RANDOM: Final = random.SystemRandom()
+
+
+class Backoff:
+    """Delays that double, with a random part, so that many clients of one server do not come at the same moments."""
+
+    def __init__(self, first: float, longest: float, uniform: Callable[[], float] = _RANDOM.random) -> None:
+        """``first`` and ``longest`` are in seconds, before the random part. ``uniform`` returns numbers from 0 to 1."""
+        self._first, self._longest, self._uniform = first, longest, uniform
+        self._delay = first
+
+    def next(self) -> float:
+        """The seconds until the next try: half to one and a half of the delay without the random part."""
+        delay, self._delay = self._delay, min(2 * self._delay, self._longest)
+        return delay * (0.5 + self._uniform())
+
+    def reset(self) -> None:
+        """Begin anew, since the other end was reached."""
+        self._delay = self._first
 
 
 class Connection(Generic[M]):

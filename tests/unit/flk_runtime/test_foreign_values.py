@@ -33,11 +33,11 @@ from flk_runtime.contract.record import (
     Standstill,
 )
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, pack_telemetry, unpack_telemetry
-from flk_runtime.launcher.processes.rank_failure import from_report
+from flk_runtime.launcher.processes.ranks import from_report
+from flk_runtime.launcher.records.archive import Folder, _updated
 from flk_runtime.launcher.records.history import former_attempts
 from flk_runtime.launcher.records.ledger import Ledger
-from flk_runtime.launcher.records.place import Folder, _updated
-from flk_runtime.launcher.replication.messages import MESSAGES as replication
+from flk_runtime.launcher.replication.exchange import MESSAGES as replication
 from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
 from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry
@@ -58,7 +58,7 @@ RECORD = JobRecord(
 )
 TELEMETRY = Telemetry(9.0, 0, 100, [Sample(1.0, 0, 3, loss=2.0)], pods=[PodUsage(0, "gpt-worker-0", "n", 1.0)])
 ENTRY = ArchivedRecord("gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], pack_telemetry(TELEMETRY))
-LINE = {"step": 3, "total": 10, "loss": 0.5, "progress": 30, "eta_s": 7, "at": 1e9, "mfu": 0.1}
+LINE = {"step": 3, "total": 10, "loss": 0.5, "progress": 30, "eta_s": 7, "mfu": 0.1}
 REPORT = {"type": "ValueError", "message": "no label", "traceback": "x", "kind": "exception", "time": 1e9}
 
 
@@ -97,7 +97,7 @@ def use_line(text: str) -> None:
     for line in (text, text.encode(errors="surrogatepass")):
         found = log_format.parse_metrics(line)
         if found:
-            _ = found.measured, found.diverged(None), found.time(1e9)
+            _ = found.measured, found.diverged(None)
 
 
 def use_report(text: str) -> None:

@@ -18,8 +18,7 @@ from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
 from flk_runtime.launcher.coordinator.memory import Drain, MemoryPlans, with_shards
 from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
-from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
-from flk_runtime.launcher.hangs.phases import PhaseLimits
+from flk_runtime.launcher.hangs.detector import HangDetector, PhaseLimits, Stragglers
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.replication import Inventory
@@ -517,3 +516,12 @@ class Leader:
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits, final_reason(cause))
+
+
+def leading(
+    settings: Settings, log: Callable[[str], None], telemetry: Keeper | None = None
+) -> Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader]:
+    """What makes the leader of a server, which has the two `Actions` before ``log``."""
+    return lambda send, serve_attempt_store: Leader(
+        settings, send, serve_attempt_store, log, time.monotonic(), telemetry
+    )

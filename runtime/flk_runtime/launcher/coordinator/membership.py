@@ -12,7 +12,6 @@ This module has no clock: `leader` passes the time, in seconds.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -115,9 +114,9 @@ class Membership:
     def choose(self, joined: Mapping[int, Join], avoided: Collection[str]) -> list[int]:
         """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
 
-        Pods that were in the latest attempt come first, and pods on ``avoided`` nodes last. Pods nearby in the network
-        get neighbouring ranks. If the number of pods stays the same, each pod keeps its ranks, and a new pod gets the
-        ranks of the pod that it replaces, unless another order has neighbours that are nearer.
+        Pods that were in the latest attempt come first, and pods on ``avoided`` nodes last. If the
+        number of pods stays the same, each pod keeps its ranks, and a new pod gets the ranks of the pod that it
+        replaces.
         """
 
         former = set(self.current)
@@ -125,13 +124,10 @@ class Membership:
         def preference(pod: int) -> tuple[bool, bool, bool, int]:
             return pod != 0, joined[pod].node in avoided, pod not in former, pod
 
-        levels = {pod: _levels(join.topology) for pod, join in joined.items()}
-        chosen = _in_network_order(sorted(joined, key=preference)[: self._settings.most_pods], levels)
+        chosen = sorted(sorted(joined, key=preference)[: self._settings.most_pods])
         if len(chosen) == len(self.current):
             new, staying = iter(sorted(set(chosen) - former)), former.intersection(chosen)
-            kept = [pod if pod in staying else next(new) for pod in self.current]
-            if _distance(kept, levels) <= _distance(chosen, levels):
-                chosen = kept
+            chosen = [pod if pod in staying else next(new) for pod in self.current]
         self.current = chosen
         self.leaving.clear()
         return chosen
@@ -150,26 +146,3 @@ class Membership:
     def missing(self, joined: Collection[int]) -> Sequence[int]:
         """The pods of the job that have not joined."""
         return [pod for pod in range(self._settings.pods) if pod not in joined]
-
-
-_Levels = Sequence[tuple[str, ...]]  # the parts of the network around a pod, the widest first
-
-
-def _levels(topology: str) -> _Levels:
-    """The parts of the network that a place is in: of ``a/b`` these are ``a``, and ``b`` in it."""
-    names = topology.split("/")
-    return [tuple(names[: count + 1]) for count in range(len(names))]
-
-
-def _in_network_order(pods: Collection[int], levels: Mapping[int, _Levels]) -> list[int]:
-    """The pods, those in the same part of the network together. Parts are ordered by their lowest pods, pod 0 first."""
-    lowest: dict[tuple[str, ...], int] = {}
-    for pod in sorted(pods):
-        for part in levels[pod]:
-            lowest.setdefault(part, pod)
-    return sorted(pods, key=lambda pod: [*(lowest[part] for part in levels[pod]), pod])
-
-
-def _distance(pods: Sequence[int], levels: Mapping[int, _Levels]) -> int:
-    """How many borders of parts of the network lie between neighbours in this order."""
-    return sum(len(set(levels[pod]) - set(levels[other])) for pod, other in itertools.pairwise(pods))

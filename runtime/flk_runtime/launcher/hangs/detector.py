@@ -1,8 +1,21 @@
-"""The leader's side of hangs and slow ranks: watches the reports of all pods, and gathers the stacks of all ranks."""
+"""The leader's side of hangs and slow ranks: watches the reports of all pods, and gathers the stacks of all ranks.
+
+A rank makes progress when it makes a step, calls `flk_runtime.heartbeat`, writes a line of output, or begins or ends a
+collective. Two cases need more than that:
+
+- A rank that computes for long without any of these (it evaluates, compiles, reads data) uses CPU time. That counts
+  without limit while no other rank waits for it, and CPU_PATIENCE times as long as the limit while one does: an endless
+  loop uses CPU time too, and torch's own timeouts end collectives then.
+- A rank that waits in a collective may use CPU time (NCCL spins) and write lines (from another thread). Neither counts.
+
+A job hangs when none of its ranks makes progress. One rank that works is enough: in training with collectives, the
+others cannot get further than one collective ahead, so a rank that is stuck soon stops them all.
+"""
 
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 import textwrap
 import time
@@ -12,13 +25,76 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.options import ALL_PHASES
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import Phase, Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.hangs import phases
 from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict, told_with_waiting
-from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
+
+CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
+
+
+LIMITS: Final = {  # seconds
+    Phase.STARTING: 480.0,  # all of a script without flk's library and without collectives
+    Phase.RENDEZVOUS: 480.0,
+    Phase.FIRST_STEP: 1800.0,
+    Phase.TRAINING: 480.0,  # below the 10 minutes after which NCCL aborts a rank
+    Phase.EVALUATING: 1800.0,
+    Phase.SAVING: 480.0 * CPU_PATIENCE,
+    Phase.RESTORING: 1800.0,
+    Phase.MEETING: 480.0,
+}
+
+
+class PhaseLimits:
+    """The limits of one job."""
+
+    def __init__(self, timeouts: Mapping[str, float]) -> None:
+        """``timeouts`` are the user's limits in seconds, by phase, ALL for the others; 0: nothing there is a hang."""
+        self.timeouts = timeouts
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is a hang."""
+        return all(self.limit(phase) == math.inf for phase in Phase)
+
+    def limit(self, phase: Phase) -> float:
+        """Seconds without progress after which a rank in this phase hangs."""
+        return self._find(phase)[0]
+
+    def describe(self, phase: Phase) -> str:
+        """The limit of a phase, and where it comes from: ``limit 480 s in phase step, the default``."""
+        limit, source = self._find(phase)
+        return f"limit {limit:g} s in phase {phase}, {source}"
+
+    def _find(self, phase: Phase) -> tuple[float, str]:
+        if phase in self.timeouts:
+            return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
+        if ALL_PHASES in self.timeouts:
+            patience = CPU_PATIENCE if phase is Phase.SAVING else 1  # a slow volume is no hang
+            return self.timeouts[ALL_PHASES] * patience or math.inf, "from the hang timeout"
+        return LIMITS[phase], "the default"
+
+
+def hangs(statuses: Sequence[RankStatus], limit: Callable[[Phase], float]) -> bool:
+    """Return whether no rank has made progress for the limit of its phase, in seconds. False if there is no rank."""
+    awaited = any(status.waits >= limit(status.phase) for status in statuses)
+    return bool(statuses) and not any(_progresses(each, limit(each.phase), awaited=awaited) for each in statuses)
+
+
+def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
+    if status.waits >= limit:
+        return status.beat < limit
+    if status.idle < limit:
+        return True
+    return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
+
+
+def interval(timeouts: Mapping[str, float]) -> float:
+    """Seconds between two looks at the ranks, so that a hang is found soon after the shortest of the limits."""
+    return min(5.0, max(0.5, min(filter(None, timeouts.values()), default=20.0) / 4))
+
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
 _AGAIN: Final = 60.0  # seconds between two looks at the same hang or standstill, if the attempt does not end
@@ -112,7 +188,7 @@ class HangDetector:
         log: Callable[[str], None],
         compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] | None = None,
     ) -> None:
-        """``limits`` are the times without progress after which the job hangs, which learn from it.
+        """``limits`` are the times without progress after which the job hangs.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
@@ -120,7 +196,7 @@ class HangDetector:
         nobody asks.
         """
         self._limits = limits
-        self._interval = phases.interval(limits.timeouts)  # seconds between two looks at all ranks
+        self._interval = interval(limits.timeouts)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer
@@ -143,7 +219,6 @@ class HangDetector:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         self.attempt_ended()
         self._attempt = number
-        self._limits.start()
         self._places = dict(places)
         self._look_at = now + self._interval
 
@@ -188,12 +263,11 @@ class HangDetector:
             self._find_slow(now, ranks)
             if self._compare:
                 self._compare(self._stragglers.work, self._slow)
-            self._limits.note(ranks)
-            stands = phases.hangs(ranks, lambda phase: STANDSTILL)
+            stands = hangs(ranks, lambda phase: STANDSTILL)
             if self._standstill and not stands:
                 self._standstill = None
                 self._show(self._slow, None)
-            if not (self._limits.off or self._collection) and phases.hangs(ranks, self._limits.limit):
+            if not (self._limits.off or self._collection) and hangs(ranks, self._limits.limit):
                 self._start_collection(now, _Purpose.HANG)
             elif stands and not self._collection and now >= self._look_again:
                 self._look_again = now + _AGAIN
@@ -231,11 +305,11 @@ class HangDetector:
         ranks = list(of_all(self.ranks))
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
-        if collection.purpose is _Purpose.STANDSTILL and phases.hangs(ranks, lambda phase: STANDSTILL):
+        if collection.purpose is _Purpose.STANDSTILL and hangs(ranks, lambda phase: STANDSTILL):
             self._tell_standstill(
                 Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
             )
-        if collection.purpose is not _Purpose.HANG or not phases.hangs(ranks, self._limits.limit):
+        if collection.purpose is not _Purpose.HANG or not hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
         cause, *lines = lines_of(found)

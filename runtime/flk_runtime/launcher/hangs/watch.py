@@ -13,7 +13,8 @@ from typing import Final, Protocol
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.status import NEVER, Phase, RankStatus
 from flk_runtime.contract.telemetry import PodStatus, PodUsage
-from flk_runtime.launcher.hangs import phases, snapshot
+from flk_runtime.launcher.hangs import snapshot
+from flk_runtime.launcher.hangs.detector import interval
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
@@ -98,7 +99,7 @@ class Watch:
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
-        self._interval = min(_MAX_INTERVAL, phases.interval(settings.hang_timeouts))
+        self._interval = min(_MAX_INTERVAL, interval(settings.hang_timeouts))
         self._watched: dict[int, _Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
         self.ranks: list[RankStatus] = []

@@ -32,8 +32,8 @@ from flk_runtime.contract import pod_layout
 from flk_runtime.contract.failure import Kind, signal_name
 from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure
+from flk_runtime.launcher.control import HANDLED_SIGNALS
 from flk_runtime.launcher.processes import rank_process
-from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
 
 _CHUNK = 1 << 16  # bytes that are received at once

@@ -18,11 +18,9 @@ import threading
 import time
 import types
 import weakref
-import zipfile
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
-from zipimport import zipimporter
 
 from flk_runtime.contract import pod_layout
 from flk_runtime.contract.failure import ExitCode, Kind
@@ -30,7 +28,6 @@ from flk_runtime.shared import failure_report, observer, optimizer_steps, progre
 from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
-_FindSpec = Callable[[str], ModuleSpec | None]
 _C10D = "torch.distributed.distributed_c10d"
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
@@ -215,7 +212,7 @@ def _flush_files() -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Execute the script, module or archive of `zipapp` in a new ``__main__`` module, which stays until the rank ends.
+    """Execute the script or module in a new ``__main__`` module, which stays until the rank ends.
 
     Its arguments, path and attributes are as under Python. runpy would delete the script's variables before its threads
     and exit handlers have ended, which use them.
@@ -231,9 +228,6 @@ def _run(command: Sequence[str]) -> None:
         del sys.argv[1]  # while the packages are imported
         code, spec = _find(command[1])
         sys.argv[0] = str(spec.origin)
-    elif zipfile.is_zipfile(path):
-        sys.path.insert(0, path)
-        code, spec = _find("__main__", zipimporter(path).find_spec)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
         _forget_shadowed(sys.path[0], os.path.basename(path))
@@ -263,11 +257,11 @@ def _forget_shadowed(folder: str, script: str = "") -> None:
                 del sys.modules[name]
 
 
-def _find(name: str, find: _FindSpec = importlib.util.find_spec) -> tuple[types.CodeType, ModuleSpec]:
+def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
     """The code of a module, or of the ``__main__`` of a package, as for ``python -m``. Raises ModuleNotFoundError."""
-    spec = find(name)
+    spec = importlib.util.find_spec(name)
     if spec and spec.submodule_search_locations is not None:
-        spec = find(f"{name}.__main__")
+        spec = importlib.util.find_spec(f"{name}.__main__")
     # Not isinstance(…, InspectLoader), because the loader of zip archives is not registered as one.
     get_code: Callable[[str], types.CodeType | None] | None = getattr(spec.loader, "get_code", None) if spec else None
     code = get_code(spec.name) if spec and get_code else None

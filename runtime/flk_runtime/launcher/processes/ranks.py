@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 
 from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.launcher.processes.environment import ATTEMPT_FOLDER, rank_environment
 from flk_runtime.launcher.processes.forkserver import ForkServer
 from flk_runtime.launcher.processes.output import Output, Prefixer, RankPipes
-from flk_runtime.launcher.processes.rank_failure import from_exit_code, from_report, is_crash
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
@@ -26,6 +24,194 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.processes.service import Service
+import pwd
+import re
+import sys
+import tempfile
+from collections.abc import MutableMapping, Sequence
+from importlib import metadata
+from typing import Final
+
+from flk_runtime.contract import foreign, user_env
+from flk_runtime.contract.failure import kind_of_end, kind_of_text, with_advice
+from flk_runtime.contract.foreign import Time
+from flk_runtime.contract.secrets import hidden
+from flk_runtime.system.text import last_exception
+
+_STDERR_LINES = 20  # that are kept
+# In what faulthandler writes: frames that started the script, and a list of all extension modules; torch's C++ frames.
+_NOISE = re.compile(
+    r"\s*$|Extension modules: |frame #\d+: "
+    r'|  File ".*flk_runtime/(launcher/[\w/]+|__main__)\.py"|  File "<frozen runpy>"'
+)
+# Lines on stderr of a process that a signal has ended, from the most to the least telling: a line of std::terminate,
+# a line of Python or the C library before they abort (not faulthandler's name of the signal), the innermost frame.
+_LAST_WORDS = (
+    re.compile(r"\s*what\(\): "),
+    re.compile(r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Floating point|Illegal instruction)"),
+    re.compile(r".*: Assertion .* failed\.|\*\*\* .+ \*\*\*: terminated"),
+    re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
+    re.compile(r'  File ".+", line \d+ in '),
+)
+_TERMINATED = "terminate called "
+_CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # a process that aborts writes this
+_THROWN = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'", re.MULTILINE)
+_TRAILING_LINES = 2  # that may follow the traceback which ended a process
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank reports; its fields but ``output`` are those of a failure. None: it does not say."""
+
+    kind: Kind
+    type: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    time: Time | None = None
+    exit_code: int | None = None
+    output: str = ""
+
+
+def is_crash(stderr: str) -> bool:
+    """Return whether a process has written to stderr that it aborts. It may take seconds to end after that."""
+    return _CRASH.search(stderr) is not None
+
+
+def from_report(failure: Failure, report: bytes, secrets: Sequence[str] = ()) -> tuple[Failure, str] | None:
+    """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report.
+
+    With it comes the text about the exception that the rank leaves to the launcher to print; it may be empty. The
+    failure is without ``secrets``.
+    """
+    try:
+        found = foreign.load(_Report, report)
+    except foreign.ForeignError:
+        return None
+    fields = {name: value for name, value in vars(found).items() if name != "output" and value is not None}
+    fields |= {name: hidden(fields[name], secrets) for name in ("message", "traceback") if name in fields}
+    return replace(failure, **fields), found.output
+
+
+def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:
+    """``failure`` with the exit code of the rank's process, negative for a signal, and its last 20 lines on stderr.
+
+    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. NCCL's watchdog aborts the
+    process with SIGABRT where the connection to a peer broke, which is secondary, and where the GPU is lost.
+    """
+    lines = [line for line in stderr.splitlines() if not _NOISE.match(line)][-_STDERR_LINES:]
+    failure = replace(failure, stderr="\n".join(lines))
+    if code >= 0:
+        ended = last_exception("\n".join(lines)) if code else ""
+        message = ended if ended in lines[-1 - _TRAILING_LINES :] else ""
+        return replace(failure, kind=kind_of_end(code, None), exit_code=code, message=message)
+    kind = kind_of_end(None, -code)
+    if oom and code == -signal.SIGKILL:
+        kind = Kind.OOM
+    elif code == -signal.SIGABRT:
+        ended = stderr[max(0, stderr.rfind(_TERMINATED)) :]  # earlier lines are of what the rank has survived
+        thrown, told = _THROWN.search(ended), kind_of_text("", ended)
+        if told.meaning.secondary or (thrown and told is Kind.GPU):
+            kind = told
+        if thrown and told is Kind.GPU:
+            failure = replace(failure, type=thrown[1])
+    words = [
+        line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
+    ]
+    return replace(failure, kind=kind, signal=-code, message=with_advice(words[0]) if words else "")
+
+
+ATTEMPT_FOLDER: Final = "attempt_{number}"  # of the files of an attempt's ranks
+
+
+def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: int, error_folder: str) -> dict[str, str]:
+    """The variables of one rank: torchrun's variables, so that its scripts run unchanged, and flk's own.
+
+    For names and meaning see torch/distributed/elastic/agent/server/local_elastic_agent.py. The folder of the rank's
+    error file and progress page is made in ``error_folder``.
+    """
+    rank = str(attempt.ranks(settings.pod, settings.processes)[local_rank])
+    world_size = str(len(attempt.pods) * settings.processes)
+    folder = Path(error_folder, ATTEMPT_FOLDER.format(number=attempt.number), str(local_rank))
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(settings.processes),
+        "GROUP_RANK": str(attempt.pods.index(settings.pod)),
+        "GROUP_WORLD_SIZE": str(len(attempt.pods)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": attempt.master_address,
+        "MASTER_PORT": str(attempt.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.limits.restarts),
+        "TORCHELASTIC_RUN_ID": settings.job,
+        "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
+        # The leader serves the store at MASTER_ADDR:MASTER_PORT, so rank 0 must not open one there.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        pod_env.PROGRESS: str(folder / "progress"),
+        pod_env.OBSERVER: str(folder / "observer"),
+        pod_env.CHOICE: str(Path(error_folder, "strategy")),
+        user_env.HEARTBEAT: str(folder / "heartbeat"),
+        user_env.ATTEMPT: str(attempt.number),
+        user_env.FULL_WORLD_SIZE: str(settings.world_size),
+        **({user_env.WORKER: str(settings.worker)} if settings.workers > 1 else {}),
+        **settings.service_key_variable,
+    }
+
+
+def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -> None:
+    """Set the launcher's variables that torch reads when it is imported. Values that the user has set are kept."""
+    defaults = {
+        # Without it torch starts one thread for each processor of the node, in every rank.
+        "OMP_NUM_THREADS": str(max(1, (settings.cpus or host.cpu_count()) // settings.processes)),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if _records_nothing():
+        defaults["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"  # collectives, as in newer torch
+    interface = host.interface_with_address(settings.pod_ip) if settings.pod_ip else ""
+    if interface:
+        # Without them gloo takes the interface of the host name's address, and NCCL the first one it finds.
+        defaults["GLOO_SOCKET_IFNAME"] = interface
+        defaults["NCCL_SOCKET_IFNAME"] = "=" + interface
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # the file system of the image is read-only
+        defaults["TMPDIR"] = tempfile.tempdir = settings.work
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:  # getpass.getuser() and what asks it, such as torch.compile of older torch, would fail
+        defaults |= dict.fromkeys(("USER", "LOGNAME"), environ.get("USER") or environ.get("LOGNAME") or "flk")
+    for name, value in defaults.items():
+        environ.setdefault(name, value)
+
+
+def resolve_python_path(work: str, environ: MutableMapping[str, str]) -> None:
+    """Let the relative entries of PYTHONPATH be folders below ``work``, where the ranks start, for them and for others.
+
+    Python has taken them for folders of the launcher's own working folder, which in a pod is the image's.
+    """
+    entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    meant = {os.path.abspath(entry).lstrip("/"): os.path.join(work, entry) for entry in entries if entry}
+    sys.path[:] = [meant.get(os.path.abspath(path).lstrip("/"), path) if path else path for path in sys.path]
+    if any(entries):
+        environ["PYTHONPATH"] = os.pathsep.join(os.path.join(work, entry) for entry in entries if entry)
+
+
+def _records_nothing() -> bool:
+    """Whether torch's flight recorder, in which flk finds the collectives that ranks wait in, is off by default.
+
+    It is on from torch 2.11, which warns of this name of the variable: the only one that all older ones know.
+    """
+    try:
+        version = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
+    except metadata.PackageNotFoundError:  # a build that was not installed is likely to be new
+        return False
+    return version is not None and (int(version[1]), int(version[2])) < (2, 11)
+
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
 _ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL

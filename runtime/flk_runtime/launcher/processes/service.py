@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import ExitCode
+from flk_runtime.launcher.control import STOP_SIGNALS
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import STOP_SIGNALS
 
 _FAREWELL = 90.0  # seconds in which a job that has succeeded waits for its service, which others may still use
 _RESTART_DELAY = 1.0  # seconds

@@ -16,15 +16,15 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage, pack_telemetry, unpack_telemetry
+from flk_runtime.launcher.control import exit_code_of_signal
 from flk_runtime.launcher.records.history import former_attempts, job_record, new_record
+from flk_runtime.launcher.records.ledger import Ledger
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import exit_code_of_signal
+from flk_runtime.launcher.telemetry.keeper import Keeper
 from flk_runtime.shared.progress import ProgressPage
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.records.archive import RecordArchive
-    from flk_runtime.launcher.records.ledger import Ledger
-    from flk_runtime.launcher.telemetry.keeper import Keeper
     from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
@@ -42,7 +42,7 @@ class RecordWriter:
         self._settings = settings
         self._write = write
         self._kept = self._open_archive(last_lines) if settings.pod == 0 else None
-        self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
+        self.ledger = Ledger(time.monotonic(), time.time()) if settings.trains and settings.pod == 0 else None
         """Goodput; None: another pod keeps it, or the job does not train."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
@@ -190,8 +190,7 @@ class RecordWriter:
         settings = self._settings
         if not (settings.records or settings.record_folder):
             return None
-        from flk_runtime.launcher.records.archive import RecordArchive  # not every job needs it
-        from flk_runtime.launcher.records.place import ConfigMap, Folder
+        from flk_runtime.launcher.records.archive import ConfigMap, Folder, RecordArchive  # not every job needs it
 
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
@@ -221,15 +220,7 @@ class RecordWriter:
         return replace(record, started=started, goodput=goodput, **self.saved)
 
 
-def _new_ledger() -> Ledger:
-    from flk_runtime.launcher.records.ledger import Ledger  # not every job needs it
-
-    return Ledger(time.monotonic(), time.time())
-
-
 def _new_keeper(settings: Settings) -> Keeper:
-    from flk_runtime.launcher.telemetry.keeper import Keeper  # not every job needs it
-
     facts = {
         "strategy": user_env.STRATEGY.read(os.environ),
         "world size": str(settings.world_size),

@@ -8,20 +8,95 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar, get_args
 
-from flk_runtime.errors import CheckpointError
-from flk_runtime.launcher.replication import messages
-from flk_runtime.launcher.replication.messages import Answer, Peer, Put, RefusedError, Request, connect, expect
+from flk_runtime.errors import CheckpointError, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
-from flk_runtime.wire import Acceptor, Backoff, Done, Failed, VersionError, reason
+from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble, check_data, read_preamble, verify
+from flk_runtime.system.checksum import crc32
+from flk_runtime.wire import Acceptor, Backoff, Done, Failed, Registry, Stream, VersionError, reason
+
+_CONNECT_TIMEOUT: Final = 3.0  # seconds
+
+
+@dataclass(frozen=True)
+class Put:
+    """Hold the copy of a shard that follows. The answer is `Done`."""
+
+    shard: ShardId
+    keep: CheckpointId | None  # the latest checkpoint of the attempt that is known to be whole
+
+
+@dataclass(frozen=True)
+class Get:
+    """Ask for a shard. The answer is `Content`."""
+
+    shard: ShardId
+
+
+@dataclass(frozen=True)
+class Content:
+    """The shard that was asked for follows."""
+
+
+Request = Put | Get
+Answer = Done | Failed | Content
+MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
+Peer = Stream[Request | Answer]
+T = TypeVar("T", Done, Content)
+
+
+class RefusedError(StorageError, ConnectionError):
+    """The other launcher refuses a request; a repetition does not help."""
+
+
+def connect(address: tuple[str, int], settings: Settings) -> Peer:
+    """Connect to the launcher at ``address``. Raises OSError, as the methods of the stream do."""
+    sock = socket.create_connection(address, timeout=min(_CONNECT_TIMEOUT, settings.lease))
+    session = settings.session("replication", serves=False, other="the launcher at this address")
+    return Stream(sock, session, MESSAGES, settings.lease)
+
+
+def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
+    """The answer of the other launcher and the length of the shard that follows. Raises RefusedError for `Failed`."""
+    answer, length = peer.receive()
+    if isinstance(answer, Failed):
+        raise RefusedError(answer.reason)
+    if not isinstance(answer, kind):
+        raise RefusedError(f"answered {type(answer).__name__} instead of {kind.__name__}")
+    return answer, length
+
+
+def receive_shard(
+    peer: Peer, memory: mmap.mmap, length: int, arrived: Callable[[], None] = lambda: None
+) -> ShardPreamble:
+    """Receive a shard of ``length`` bytes into its file, all but its preamble, which is returned.
+
+    ``arrived`` is called now and then as bytes arrive.
+
+    Raises ShardError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
+    """
+    beginning = bytearray(min(length, DATA_BEGIN))
+    checksum = 0
+    with memoryview(beginning) as begin, memoryview(memory) as view, view[len(beginning) : length] as data:
+        for piece in peer.receive_data(begin, data):
+            arrived()
+            if piece.obj is not beginning:
+                checksum = crc32(piece, checksum)
+    preamble = ShardPreamble.from_bytes(bytes(beginning))
+    if preamble.end != length:
+        raise ShardError(f"it has {length} of its {preamble.end} bytes")
+    check_data(preamble, checksum)
+    return preamble
+
 
 _RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
@@ -35,7 +110,7 @@ class Exchange:
     ) -> None:
         self._settings, self._store = settings, store
         self._acceptor = Acceptor(
-            listener, lambda: settings.session("replication", serves=True), messages.MESSAGES, log, lease=settings.lease
+            listener, lambda: settings.session("replication", serves=True), MESSAGES, log, lease=settings.lease
         )
 
     def run(self) -> None:
@@ -56,12 +131,12 @@ class Exchange:
 
     def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
         match message:
-            case messages.Put(shard, keep):
+            case Put(shard, keep):
                 self._take(peer, shard, length, keep)
-            case messages.Get(shard):
+            case Get(shard):
                 self._give(peer, shard)
             case other:
-                raise messages.RefusedError(f"asked for {other!r}")
+                raise RefusedError(f"asked for {other!r}")
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""
@@ -79,7 +154,7 @@ class Exchange:
             peer.send(answer)
             return
         try:
-            preamble = messages.receive_shard(peer, slot.memory, length)
+            preamble = receive_shard(peer, slot.memory, length)
             check_shard(preamble, shard)
         except ShardError as error:
             self._store.cancel(slot)
@@ -103,7 +178,7 @@ class Exchange:
                 peer.send(Failed(f"the shard is damaged: {error}"))
                 return
             with memoryview(memory) as view, view[:end] as content:
-                peer.send(messages.Content(), content)
+                peer.send(Content(), content)
 
 
 class Fetcher:
@@ -158,7 +233,7 @@ class Fetcher:
                 if self._stopped.is_set():
                     raise AttemptEndedError
                 try:
-                    connection = messages.connect(self._addresses(pod), self._settings)
+                    connection = connect(self._addresses(pod), self._settings)
                     try:
                         self._receive(connection, shard)
                         return
@@ -175,11 +250,11 @@ class Fetcher:
         raise AttemptEndedError() if self._stopped.is_set() else error
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:
-        connection.send(messages.Get(shard))
-        _, length = messages.expect(connection, messages.Content)
+        connection.send(Get(shard))
+        _, length = expect(connection, Content)
         slot = self._store.begin(shard, length, _SLOT_TIMEOUT)
         try:
-            preamble = messages.receive_shard(connection, slot.memory, length, self._note)
+            preamble = receive_shard(connection, slot.memory, length, self._note)
             check_shard(preamble, shard)
         except BaseException:
             self._store.cancel(slot)

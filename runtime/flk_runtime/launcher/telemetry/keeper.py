@@ -162,8 +162,7 @@ class Keeper:
             self._diverged = found.diverged(self._diverged)
             now = time.monotonic()
             self._look(now)
-            made = round(found.time(time.time()), 3)
-            self._add(Sample(made, self._attempt, found.step, **found.measured, **self._of_all), now)
+            self._add(Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all), now)
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""

@@ -60,10 +60,6 @@ METRICS: Final = {
     "flk_pod_cpu_limit_cores": "Processors that the pod may use.",
     "flk_pod_memory_bytes": "Memory that counts against the limit of the pod.",
     "flk_pod_memory_limit_bytes": "Memory that the pod may use.",
-    "flk_pod_received_bytes_per_second": "Bytes that the pod receives in a second.",
-    "flk_pod_sent_bytes_per_second": "Bytes that the pod sends in a second.",
-    "flk_pod_disk_read_bytes_per_second": "Bytes that the pod reads from disks in a second.",
-    "flk_pod_disk_written_bytes_per_second": "Bytes that the pod writes to disks in a second.",
     "flk_pod_gpu_busy_ratio": "Share of the time in which a kernel ran, as a mean of the GPUs of the pod.",
     "flk_gpu_busy_ratio": "Share of the time in which a kernel ran on the GPU.",
     "flk_gpu_memory_bytes": "Memory of the GPU that is used.",
@@ -92,10 +88,6 @@ _OF_POD: Final = {
     "cpu_limit": "flk_pod_cpu_limit_cores",
     "memory": "flk_pod_memory_bytes",
     "memory_limit": "flk_pod_memory_limit_bytes",
-    "received": "flk_pod_received_bytes_per_second",
-    "sent": "flk_pod_sent_bytes_per_second",
-    "disk_read": "flk_pod_disk_read_bytes_per_second",
-    "disk_written": "flk_pod_disk_written_bytes_per_second",
 }
 _OF_GPU: Final = {
     "busy": "flk_gpu_busy_ratio",

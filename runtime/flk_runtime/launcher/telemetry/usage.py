@@ -1,4 +1,4 @@
-"""What this pod uses of its processors, memory, networks and disks, from its control group (v2) and /proc.
+"""What this pod uses of its processors and memory, from its control group (v2) and /proc, and its GPUs, from NVML.
 
 `Meter` is the thread of a launcher that reads it, and what the GPUs do, at intervals.
 """
@@ -6,18 +6,143 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from flk_runtime.contract.pod_layout import VISIBLE_GPUS, gpu_names
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
+
+NVML: Final = "libnvidia-ml.so.1"
+_GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
+_TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
+
+
+def open_nvml() -> ctypes.CDLL | None:
+    """The library, started; None where there is none, or it does not start. Who gets it calls nvmlShutdown at last."""
+    try:
+        nvml = ctypes.CDLL(NVML)
+        return None if nvml.nvmlInit_v2() else nvml
+    except (OSError, AttributeError):
+        return None
+
+
+def find_gpus(nvml: Any, environ: Mapping[str, str] = os.environ) -> list[tuple[ctypes.c_void_p, int]] | None:
+    """The handle of each GPU that the ranks may use, and NVML's error where there is none; None: NVML does not tell.
+
+    CUDA_VISIBLE_DEVICES names them by number or by UUID. Where it is not set, they are all.
+    """
+    count = ctypes.c_uint()
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None
+    visible = environ.get(VISIBLE_GPUS)  # NVML shows the others too
+    names = [str(index) for index in range(count.value)] if visible is None else gpu_names(visible)
+    found = []
+    for name in names:
+        handle = ctypes.c_void_p()
+        if name.isdecimal():
+            error = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+        else:
+            error = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+        found.append((handle, int(error)))
+    return found
+
+
+def open_gpus() -> Callable[[], list[GpuUsage]]:
+    """What reads the GPUs of this container; it finds none where there is no NVML, or it does not start."""
+    nvml = open_nvml()
+    return list if nvml is None else partial(read_gpus, nvml)
+
+
+def read_gpus(nvml: Any) -> list[GpuUsage]:
+    """What each GPU does now. A GPU that does not answer is left out. It may take long where a driver hangs.
+
+    ``nvml`` is the library, which has been started.
+    """
+    handles = [handle for handle, error in find_gpus(nvml) or () if not error]
+    return [found for handle in handles if (found := _read_gpu(nvml, handle))]
+
+
+def _read_gpu(nvml: Any, handle: ctypes.c_void_p) -> GpuUsage | None:
+    shares = (ctypes.c_uint * 2)()  # nvmlUtilization_t: percent of the time, of kernels and of memory
+    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+    if nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(shares)) or nvml.nvmlDeviceGetMemoryInfo(
+        handle, ctypes.byref(memory)
+    ):
+        return None
+    milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
+    no_power = nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
+    no_heat = nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(celsius))
+    return GpuUsage(
+        shares[0] / 100,
+        memory[2],
+        memory[0],
+        None if no_power else milliwatts.value / 1000,
+        None if no_heat else float(celsius.value),
+    )
+
+
+@dataclass(frozen=True)
+class Health:
+    """What NVML says about the health of one GPU."""
+
+    lost: bool = False  # it has fallen off the bus
+    error: int = 0  # of NVML, when it asked for the GPU
+    remap_pending: bool = False  # a row of its memory had uncorrectable errors, and a reset has to replace it
+    remap_failed: bool = False  # a row could not be replaced
+
+
+def find_faults(wanted: int, gpus: list[Health] | None) -> Iterator[str]:
+    """The faults of the GPUs of a pod that has requested so many."""
+    if gpus is None:
+        return
+    if len(gpus) < wanted:
+        yield f"{plural(len(gpus), 'GPU')} of {wanted} can be seen"
+    for index, gpu in enumerate(gpus):
+        if gpu.lost:
+            yield f"GPU {index} is lost: it has fallen off the bus"
+        elif gpu.error:
+            yield f"GPU {index} does not answer (NVML error {gpu.error})"
+        elif gpu.remap_failed:
+            yield f"GPU {index} has memory with uncorrectable errors that cannot be replaced"
+        elif gpu.remap_pending:
+            yield f"GPU {index} had an uncorrectable memory error and needs a reset"
+
+
+def read_health() -> list[Health] | None:
+    """What NVML says about the GPUs of this pod; None where there is no NVML, or it does not start."""
+    nvml = open_nvml()
+    if nvml is None:
+        return None
+    try:
+        found = find_gpus(nvml)
+        if found is None:
+            return None
+        return [_read_health(nvml, handle, error) for handle, error in found]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_health(nvml: ctypes.CDLL, handle: ctypes.c_void_p, error: int) -> Health:
+    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
+    error = error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    if error:
+        return Health(lost=error == _GPU_IS_LOST, error=error)
+    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
+    with contextlib.suppress(AttributeError):  # a driver before 450
+        nvml.nvmlDeviceGetRemappedRows(handle, *map(ctypes.byref, rows))  # GPUs before A100 have none: all stay 0
+    return Health(remap_pending=bool(rows[2].value), remap_failed=bool(rows[3].value))
+
 
 INTERVAL: Final = 10.0  # seconds between two readings
 _NAMED: Final = re.compile(r"^(\w+)[ \t]+(\d+)", re.MULTILINE)  # a line of cpu.stat and memory.stat
@@ -31,10 +156,6 @@ class Counters:
     cpu_limit: float | None = None  # processors that it may use
     memory: int | None = None  # bytes that count against the limit: without files that the kernel may drop
     memory_limit: int | None = None
-    received: int | None = None  # bytes, as the following
-    sent: int | None = None
-    disk_read: int | None = None
-    disk_written: int | None = None
 
 
 def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Counters:
@@ -46,17 +167,11 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
     machine = _named(proc / "meminfo", separator=":")
     if memory is None and "MemAvailable" in machine:
         memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
-    read_bytes, written = _disk(group / "io.stat", "rbytes=", "wbytes=")
-    received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
         host.cpu_limit(group) or float(host.cpu_count()),
         memory,
         host.memory_limit(group, proc / "meminfo") if "MemTotal" in machine else None,
-        received,
-        sent,
-        read_bytes,
-        written,
     )
 
 
@@ -78,39 +193,25 @@ class Meter:
         since, before = self._before or (now, counters)
         self._before = now, counters
 
-        def rate(value: Callable[[Counters], float | None]) -> float | None:
-            first, last = value(before), value(counters)
-            if first is None or last is None or now <= since:
-                return None
-            return round(max(0.0, last - first) / (now - since), 3)
-
+        first, last = before.cpu_seconds, counters.cpu_seconds
+        known = first is not None and last is not None and now > since
         self.latest = PodUsage(
             self._settings.pod,
             self._settings.pod_name,
             self._settings.node,
             time=round(moment, 3),
-            cpu=rate(lambda each: each.cpu_seconds),
+            cpu=round(max(0.0, last - first) / (now - since), 3) if known else None,
             cpu_limit=counters.cpu_limit,
             memory=counters.memory,
             memory_limit=counters.memory_limit,
-            received=rate(lambda each: each.received),
-            sent=rate(lambda each: each.sent),
-            disk_read=rate(lambda each: each.disk_read),
-            disk_written=rate(lambda each: each.disk_written),
             gpus=gpus,
         )
 
     def _run(self) -> None:
-        read_gpus = _open_gpus() if self._settings.gpus else list
+        gpus_now = open_gpus() if self._settings.gpus else list
         while True:
-            self.measure(time.monotonic(), time.time(), read(), read_gpus())
+            self.measure(time.monotonic(), time.time(), read(), gpus_now())
             time.sleep(INTERVAL if self.latest and self.latest.cpu is not None else 1.0)
-
-
-def _open_gpus() -> Callable[[], list[GpuUsage]]:
-    from flk_runtime.launcher.telemetry.gpus import open_gpus  # not every job needs it
-
-    return open_gpus()
 
 
 def _cpu_of_processes(proc: Path) -> float | None:
@@ -124,29 +225,6 @@ def _memory(group: Path) -> int | None:
     """Bytes that count against the limit, without files that the kernel may drop."""
     count, dropped = _number(group / "memory.current"), _named(group / "memory.stat").get("inactive_file", 0)
     return None if count is None else max(0, count - dropped)
-
-
-def _disk(path: Path, *keys: str) -> tuple[int | None, int | None]:
-    """The sums over all disks of what follows the two keys: bytes that were read and written."""
-    text = _text(path)
-    if text is None:
-        return None, None
-    read_bytes, written = ([int(each) for each in re.findall(rf"\b{key}(\d+)", text)] for key in keys)
-    return sum(read_bytes), sum(written)
-
-
-def _network(path: Path) -> tuple[int | None, int | None]:
-    """Bytes that all interfaces but the loopback have received and sent."""
-    found = list(_interfaces(_text(path) or ""))
-    return (sum(each[0] for each in found), sum(each[1] for each in found)) if found else (None, None)
-
-
-def _interfaces(text: str) -> Iterator[tuple[int, int]]:
-    for line in text.splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if name.strip() != "lo" and len(words) >= 9:
-            yield int(words[0]), int(words[8])
 
 
 def _named(path: Path, separator: str = "") -> Mapping[str, int]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.records.history import job_record, new_record
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
@@ -213,9 +213,9 @@ class Member:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
         settings = self._settings
-        memory, place = self._inventory(), settings.topology
+        memory = self._inventory()
         own = settings.pod_name, settings.node
-        join = messages.Join(*own, history, failures, memory, self._step, place, self._ahead, self._again)
+        join = messages.Join(*own, history, failures, memory, self._step, self._ahead, self._again)
         self._loop.send([peer], join)
 
     def _handle(self, message: Message | Unreadable, peer: Peer) -> None:

@@ -10,10 +10,10 @@ from flk_runtime.contract.failure import BEFORE_FIRST, Failure
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.control import ThreadFailed
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
-from flk_runtime.launcher.signals import ThreadFailed
 from flk_runtime.wire import Refused, Registry
 
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
@@ -49,7 +49,6 @@ class Join(FromMember):
     failures: list[Failure] = field(default_factory=list)  # of this pod in the last attempt; BEFORE_FIRST: in none
     memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
-    topology: str = ""  # place of the node in the network, the widest level first, as in zone/rack
     ahead: float = 0.0  # seconds by which the clock of this node is ahead of the leader's, if they differ much
     again: bool = False  # the job has had attempts, which may no longer count: it was suspended
 

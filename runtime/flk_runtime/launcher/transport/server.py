@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from flk_runtime.errors import SetupError
+from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Acceptor, Connection, Lease, Refused, Unreadable, listen, was_closed

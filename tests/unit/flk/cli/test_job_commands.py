@@ -316,25 +316,6 @@ def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
     assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
 
 
-def test_status_wide_shows_where_pods_are_in_the_network(fake: Any, run: Run) -> None:
-    """What orders the ranks: the variable of each pod, as it is written or from the pod's labels."""
-    job = JobBuilder(3)
-    field = {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}
-    job.container["env"] = [
-        {"name": "ZONE", "valueFrom": {"fieldRef": field}},
-        {"name": "FLK_TOPOLOGY", "value": "$(ZONE)/rack-1"},
-    ]
-    job.all("pod")
-    for pod, zone in enumerate("ab"):
-        job.pods[pod]["metadata"]["labels"]["topology.kubernetes.io/zone"] = zone
-    job.add_to(fake)
-    header, *lines = run("status", "gpt", "-o", "wide")[1].split("POD ")[1].splitlines()
-    assert header.split()[-3:] == ["NODE", "TOPOLOGY", "REASON"]
-    assert [line.split()[-3:-1] for line in lines[:3]] == [["node-a", f"{zone}/rack-1"] for zone in ("a", "b", "")]
-    assert "rack" not in run("status", "gpt")[1]
-    assert [pod["topology"] for pod in json.loads(run("status", "gpt", "-o", "json")[1])["pods"]][:1] == ["a/rack-1"]
-
-
 def test_status_does_not_print_control_characters(fake: Any, run: Run) -> None:
     evil = JobBuilder(1).ended(0, 7, "\x1b]0;title\x07bad\n").condition("Failed")
     evil.add_to(fake)

@@ -65,7 +65,7 @@ def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
     ]
     ranks.sort(key=lambda rank: -(rank.slow or 0))
     usage = [
-        PodUsage(each, f"gpt-worker-{each}", f"node-{'ab'[each % 2]}", NOW, 3.5, 8.0, 6 << 30, 16 << 30, 2e6, 1e6)
+        PodUsage(each, f"gpt-worker-{each}", f"node-{'ab'[each % 2]}", NOW, 3.5, 8.0, 6 << 30, 16 << 30)
         for each in range(pods)
     ]
     usage[0] = replace(usage[0], gpus=[GpuUsage(0.97, 60 << 30, 80 << 30), GpuUsage(0.4, 10 << 30, 80 << 30)])

@@ -12,12 +12,10 @@ import pytest
 
 from flk.jobs.listing import list_observed
 from flk.jobs.state import derive
-from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import Standstill
-from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import EVENTS, FakeApiServer
 from tests.support.commands import Run
@@ -29,14 +27,13 @@ from tests.unit.flk.observe.test_needs import pending_workload
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often functions were called that take time for each job."""
     found: Counter[str] = Counter()
-    for where, name in ((JobView, "__init__"), (pods, "_variables")):
-        before = getattr(where, name)
+    before: Callable[..., None] = JobView.__init__
 
-        def call(*args: Any, name: str = name, before: Callable[..., Any] = before) -> Any:
-            found[name] += 1
-            return before(*args)
+    def call(*arguments: Any) -> None:
+        found["__init__"] += 1
+        before(*arguments)
 
-        monkeypatch.setattr(where, name, call)
+    monkeypatch.setattr(JobView, "__init__", call)
     return found
 
 
@@ -46,7 +43,7 @@ def test_each_job_of_a_list_is_interpreted_once(fake: FakeApiServer, run: Run, c
         fake.written[f"runs-{number}-worker-0"] = "[rank 0] hello"
     code, stdout, _ = run("list")
     assert (code, stdout.count("Running")) == (0, 5)
-    # Twice more with its record. No pod says where it is in the network.
+    # Twice more with its record.
     assert counted == {"__init__": 15}
     assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
     assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
@@ -185,18 +182,3 @@ def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jo
     fake.requests.clear()
     assert "at place 2 of 2, behind gpt" in run("list", "-o", "json")[1]
     assert fake.asked("GET").count(PENDING) == 1
-
-
-def test_the_variables_of_a_pod_are_read_if_one_says_where_it_is_in_the_network() -> None:
-    job = JobBuilder(1)
-    job.container["env"] = [{"name": "RACK", "value": "r7"}, {"name": TOPOLOGY, "value": "$(RACK)/1"}]
-    assert job.pod(0).view().pods[0].topology == "r7/1"
-
-
-def test_a_pod_that_says_nothing_more_is_in_the_zone_that_its_label_names() -> None:
-    job = JobBuilder(1)
-    job.container["env"] = [{"name": ZONE}]
-    job.pod(0)
-    assert job.view().pods[0].topology == ""
-    job.pods[0]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "a"
-    assert job.view().pods[0].topology == "a"

@@ -27,15 +27,6 @@ def test_step_time_is_that_between_two_lines() -> None:
     assert replace(found[0], step_time=0.0).remaining is None  # and not that the job is about to end
 
 
-def test_lines_that_were_printed_together_have_the_times_at_which_they_were_made() -> None:
-    made = 1767225600.0  # the start of the year in which the lines are printed
-    texts = [f'[rank 0] {{"step": {step}, "at": {made + step / 10}}}' for step in (10, 20, 30)]
-    (found,) = read_progress([line(3, text) for text in texts])
-    assert (found.step, found.time, found.step_time) == (30, made + 3, pytest.approx(0.1))
-    (other,) = read_progress([line(3, '[rank 0] {"step": 1, "at": 17.5}')])
-    assert other.time == pytest.approx(made + 3.123456), "a script means something else by it"
-
-
 def test_ranks_are_told_apart() -> None:
     lines = [line(1, '[rank 3] {"step": 4}'), line(2, '[rank 1] {"step": 5, "loss": "low"}')]
     assert [(p.rank, p.step, p.loss) for p in read_progress(lines)] == [(1, 5, None), (3, 4, None)]

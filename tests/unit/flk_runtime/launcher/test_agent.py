@@ -11,9 +11,8 @@ import pytest
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import SOURCES, Attempt
 from flk_runtime.launcher import agent as launcher
-from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.agent import Agent, PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.processes.pod_attempt import PodAttempt
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages

@@ -25,15 +25,6 @@ def test_settings_of_a_pod() -> None:
     assert (settings.rendezvous_host, settings.rendezvous_port) == ("gpt-worker-0", 29400)
 
 
-def test_the_place_of_a_pod_is_its_zone_unless_the_user_says_more() -> None:
-    def place(**variables: str) -> str:
-        return Settings.from_environment(["t.py"], POD | variables).topology
-
-    assert place() == place(FLK_ZONE="") == ""
-    assert place(FLK_ZONE="a") == place(FLK_ZONE="a", FLK_TOPOLOGY="") == "a"
-    assert place(FLK_ZONE="a", FLK_TOPOLOGY="a/rack-1") == "a/rack-1"
-
-
 @pytest.mark.parametrize(
     ("command", "trains", "makes_steps"),
     [

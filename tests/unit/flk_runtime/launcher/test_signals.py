@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from flk_runtime.launcher.signals import ThreadFailed, start_thread
+from flk_runtime.launcher.control import ThreadFailed, start_thread
 
 
 def test_the_loop_hears_of_the_exception_with_which_a_thread_ends() -> None:

@@ -70,21 +70,6 @@ def test_ranks_without_a_fault(nodes: int, size: int) -> None:
             ["2 seeds: 0 on rank 0 on node n0, ranks 2-3 on node n1, 3 on rank 1 on node n0"],
         ),
         (
-            world(loopback="GLOO_SOCKET_IFNAME=lo"),
-            [
-                "ranks 0-1 on node n0, ranks 2-3 on node n1 would use the loopback interface, which does not reach "
-                "other nodes (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that does (eth0)"
-            ],
-        ),
-        (
-            world(loopback="the host name x resolves to 127.0.1.1 there"),
-            ["ranks 0-1 on node n0, ranks 2-3 on node n1 would use the loopback interface"],
-        ),
-        (
-            changed(world(), 2, missing_interface="NCCL_SOCKET_IFNAME=ib0"),
-            ["NCCL_SOCKET_IFNAME=ib0 names a network interface that does not exist on rank 2 on node n1: set"],
-        ),
-        (
             world(backend=NCCL, gpu=lambda rank: f"GPU-{rank // 2}"),
             [
                 "ranks 0-1 on node n0 share one GPU (GPU-0), and NCCL needs one for each rank: start",
@@ -111,8 +96,6 @@ def test_a_fault_is_one_sentence_with_rank_node_and_cure(ranks: list[RankReport]
 
 
 def test_what_looks_like_a_fault_and_is_none() -> None:
-    # One machine may be several pods of a launcher (`flk run --replicas`): then loopback reaches all of them.
-    assert preflight.compare(world(network="boot net", loopback="GLOO_SOCKET_IFNAME=lo")) == []
     # torchrun --virtual-local-rank: every process is local rank 0 of the one GPU that it sees.
     assert preflight.compare(world(backend=NCCL, local_rank=0, gpu=lambda rank: f"GPU-{rank}")) == []
     # Under gloo, ranks may share a GPU.
@@ -141,9 +124,7 @@ def test_missing_ranks_are_named(ranks: list[RankReport], words: str) -> None:
 
 
 def test_sentences_stay_short_however_many_ranks_there_are() -> None:
-    ranks = world(
-        1000, 8, torch=lambda rank: f"2.{rank % 3}", loopback="GLOO_SOCKET_IFNAME=lo", gpu="one", backend=NCCL
-    )
+    ranks = world(1000, 8, torch=lambda rank: f"2.{rank % 3}", gpu="one", backend=NCCL)
     faults = preflight.compare([one for one in ranks if one.rank % 7] * 2)
     assert len(faults) < 15
     assert max(map(len, faults)) < 700
@@ -190,22 +171,6 @@ def test_a_report_is_one_line() -> None:
     for one in world(problem="a\nb"):
         assert "\n" not in one.dump()
         assert RankReport.load(one.dump()) == one
-
-
-@pytest.mark.parametrize(
-    ("text", "chosen"),
-    [
-        ("eth", ["eth0", "eth1"]),
-        ("=eth", []),
-        ("=eth1,lo", ["lo", "eth1"]),
-        ("^lo,docker", ["eth0", "eth1", "ib0"]),
-        ("^=lo", ["eth0", "eth1", "docker0", "ib0"]),
-        ("ib,eth1", ["eth1", "ib0"]),
-        ("wlan", []),
-    ],
-)
-def test_nccl_interfaces(text: str, chosen: list[str]) -> None:
-    assert report.nccl_interfaces(text, ["lo", "eth0", "eth1", "docker0", "ib0"]) == chosen
 
 
 def test_the_version_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

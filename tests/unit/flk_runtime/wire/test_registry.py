@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_diloco.messages import MESSAGES as diloco
-from flk_runtime.launcher.replication.messages import MESSAGES as replication
+from flk_runtime.launcher.replication.exchange import MESSAGES as replication
 from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
 from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry

@@ -15,7 +15,6 @@ from flk_runtime.launcher.transport.messages import (
     BoundaryReport,
     FailureReport,
     JobEnded,
-    Join,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
@@ -309,31 +308,3 @@ def test_a_pod_that_is_needed_stays_on_a_node_in_quarantine() -> None:
         job.wait(60)
         job.leader.received(0, Restored(attempt + 1, 0, "start"), job.now)
     assert group_ranks(job) == {0: 0, 1: 1}
-
-
-@pytest.mark.parametrize(
-    ("places", "order"),
-    [
-        (["", "", "", ""], [0, 1, 2, 3]),
-        (["a", "b", "a", "b"], [0, 2, 1, 3]),
-        (["z/r2", "z/r1", "y/r1", "z/r2", "y/r1", "z/r1"], [0, 3, 1, 5, 2, 4]),
-        (["", "a", "", "a"], [0, 2, 1, 3]),  # of some pods nothing is known
-        (["a/", "a/x", "a/", "a/x"], [0, 2, 1, 3]),
-    ],
-)
-def test_pods_nearby_in_the_network_get_neighbouring_ranks(places: list[str], order: list[int]) -> None:
-    members = Membership(Settings(("train.py",), pods=len(places)))
-    joined = {pod: Join(f"worker-{pod}", "node", topology=place) for pod, place in enumerate(places)}
-    assert members.choose(joined, {}) == order
-    assert members.choose(dict(reversed(joined.items())), {}) == order  # the same in each attempt
-
-
-def test_the_order_stays_until_a_pod_comes_back_elsewhere() -> None:
-    members = Membership(Settings(("train.py",), pods=6, spares=1))
-    joined = {pod: Join(f"worker-{pod}", "node", topology=place) for pod, place in enumerate("abaab")}
-    assert members.choose(joined, {}) == [0, 2, 3, 1, 4]
-    joined[5] = Join("worker-5", "node", topology="b")
-    del joined[1]
-    assert members.choose(joined, {}) == [0, 2, 3, 5, 4], "it gets the ranks of the pod that it replaces"
-    joined[2] = Join("worker-2", "node", topology="b")
-    assert members.choose(joined, {}) == [0, 3, 2, 4, 5]

@@ -14,9 +14,8 @@ from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs import diagnosis as report
-from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
+from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, HangDetector, PhaseLimits, Stragglers, hangs, interval
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
-from flk_runtime.launcher.hangs.phases import CPU_PATIENCE, PhaseLimits, hangs, interval
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot, parse_stacks
 from flk_runtime.launcher.hangs.watch import CpuMeter
 from flk_runtime.shared.observer import Pending

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.launcher.processes import environment
-from flk_runtime.launcher.processes.environment import prepare_environment, rank_environment
+from flk_runtime.launcher.processes import ranks as environment
+from flk_runtime.launcher.processes.ranks import prepare_environment, rank_environment
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.system import host

@@ -16,7 +16,7 @@ from flk_runtime.contract.failure import Failure, Kind, kind_of_text, root_cause
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.coordinator.policy import decide
-from flk_runtime.launcher.processes.rank_failure import from_exit_code, from_report
+from flk_runtime.launcher.processes.ranks import from_exit_code, from_report
 from flk_runtime.launcher.records.history import shorten
 from flk_runtime.launcher.settings import Limits
 from flk_runtime.shared.failure_report import describe

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.launcher.agent import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.processes.output import Prefixer, RankPipes
-from flk_runtime.launcher.processes.pod_attempt import PodAttempt
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 

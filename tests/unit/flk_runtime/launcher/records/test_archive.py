@@ -21,10 +21,8 @@ from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.records import archive as record_archive
-from flk_runtime.launcher.records import place as record_place
-from flk_runtime.launcher.records.archive import RecordArchive, opened, sealed
+from flk_runtime.launcher.records.archive import ConfigMap, RecordArchive, opened, sealed
 from flk_runtime.launcher.records.history import former_attempts
-from flk_runtime.launcher.records.place import ConfigMap
 from flk_runtime.launcher.settings import Limits, Settings
 from tests.support.api_server import FakeApiServer
 from tests.support.certificates import make_certificate
@@ -259,7 +257,7 @@ def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(
     server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """They are read to find the oldest, which makes room."""
-    monkeypatch.setattr(record_place, "LIMIT", 3_000)
+    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
     server.data |= {"other.u": text, "another.u": "x" * 3_000}
     kept, log = keeper()
     kept.put_record(RUNNING)
@@ -283,7 +281,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> Non
 
 
 def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_place, "LIMIT", 3_000)
+    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
     for number in range(6):
         old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
         server.data[old.key] = old.to_json()

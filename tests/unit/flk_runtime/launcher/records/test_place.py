@@ -11,7 +11,7 @@ import pytest
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.records.place import Folder
+from flk_runtime.launcher.records.archive import Folder
 from flk_runtime.launcher.records.writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 
@@ -75,7 +75,7 @@ def test_no_record_is_kept_where_it_would_be_lost_or_taken_for_another_jobs(
 
 
 def test_a_folder_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flk_runtime.launcher.records.place.TIMEOUT", 0.01)
+    monkeypatch.setattr("flk_runtime.launcher.records.archive.TIMEOUT", 0.01)
     os.mkfifo(tmp_path / ".flk-record-gpt.json")  # whoever reads it waits
     assert Folder(str(tmp_path)).read("gpt") == ""
 

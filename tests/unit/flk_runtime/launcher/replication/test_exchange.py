@@ -103,7 +103,7 @@ def test_a_holder_that_comes_back_is_asked_again(
     store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, port, tries = holding(tmp_path / "good"), free_port(), []
-    connect = exchange.messages.connect
+    connect = exchange.connect
 
     def counted(*arguments: object) -> object:
         tries.append(arguments)
@@ -111,7 +111,7 @@ def test_a_holder_that_comes_back_is_asked_again(
             serve(held, port)
         return connect(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exchange.messages, "connect", counted)
+    monkeypatch.setattr(exchange, "connect", counted)
     monkeypatch.setattr(exchange, "_RETRY", (0.0, 0.0))
     fetcher(store, {1: port}).fetch(SHARD, [1])
     assert len(tries) == 3
@@ -156,13 +156,13 @@ def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(
 ) -> None:
     """The next attempt asks again."""
     fetching = fetcher(store, {1: free_port()}, lease=1e6)
-    connect = exchange.messages.connect
+    connect = exchange.connect
 
     def end(*arguments: object) -> object:
         fetching.stop()
         return connect(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exchange.messages, "connect", end)
+    monkeypatch.setattr(exchange, "connect", end)
     for _ in range(2):
         with pytest.raises(AttemptEndedError):
             fetching.fetch(SHARD, [1])
@@ -180,7 +180,7 @@ def test_nothing_is_said_of_a_shard_whose_last_holder_failed_after_its_attempt_h
         fetching.stop()
         raise kind("no shard")
 
-    monkeypatch.setattr(exchange.messages, "connect", fail)
+    monkeypatch.setattr(exchange, "connect", fail)
     with pytest.raises(AttemptEndedError):
         fetching.fetch(SHARD, [1])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.replication import room
+from flk_runtime.launcher.replication import service as room
 
 MOUNTS = """\
 overlay / overlay rw 0 0
@@ -41,8 +41,8 @@ def test_a_folder_without_known_mounts_is_not_taken_for_memory(tmp_path: Path) -
 
 
 def test_the_limit_is_what_was_wanted_or_half_of_what_there_is(tmp_path: Path) -> None:
-    assert room.limit(str(tmp_path), 123) == 123
-    assert 0 < room.limit(str(tmp_path), None) < 1 << 60
+    assert room.shards_limit(str(tmp_path), 123) == 123
+    assert 0 < room.shards_limit(str(tmp_path), None) < 1 << 60
 
 
 def test_the_limit_on_a_disk_is_half_of_what_is_free_or_was_used_before(
@@ -70,9 +70,9 @@ def test_what_launchers_have_left_on_a_disk_is_removed_an_hour_later(tmp_path: P
             os.utime(path, (time.time() - 7200,) * 2)
     os.utime(young / "0.shard")
     in_use = room._lock(used)
-    descriptor = room.take(own)
+    descriptor = room.take_folder(own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "flk-a-0", "flk-b-1", "flk-c-0"]
     with pytest.raises(BlockingIOError):
-        room.take(own)
+        room.take_folder(own)
     for each in (in_use, descriptor):
         os.close(each)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.telemetry import GpuUsage
-from flk_runtime.launcher.telemetry import gpus as module
-from flk_runtime.launcher.telemetry.gpus import Health, find_faults, find_gpus, open_gpus, read, read_health
+from flk_runtime.launcher.telemetry import usage as module
+from flk_runtime.launcher.telemetry.usage import Health, find_faults, find_gpus, open_gpus, read_gpus, read_health
 
 _INVALID, _NOT_FOUND, _UNKNOWN = 2, 6, 999  # NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_ERROR_UNKNOWN
 
@@ -68,7 +68,7 @@ class Nvml:
 
 def test_a_gpu_that_answers_is_read_and_another_one_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert read(Nvml(rates=_UNKNOWN)) == [GpuUsage(0.97, 5520809984, 85520809984, 312.5, None)]
+    assert read_gpus(Nvml(rates=_UNKNOWN)) == [GpuUsage(0.97, 5520809984, 85520809984, 312.5, None)]
 
 
 def test_there_are_none_without_the_library(monkeypatch: Any) -> None:

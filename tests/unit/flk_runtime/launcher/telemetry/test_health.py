@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.launcher.agent import Agent
-from flk_runtime.launcher.processes.pod_attempt import PodAttempt
+from flk_runtime.launcher.agent import Agent, PodAttempt
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport.messages import AttemptStarted

@@ -8,10 +8,7 @@ from pathlib import Path
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry.usage import Counters, Meter, read
 
-NET = "Inter-|   Receive\n face |bytes\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n"
-NET += "  eth0: 100 1 0 0 0 0 0 0 70 1 0 0 0 0 0 0\n  ib0:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n"
 PROC = {
-    "net/dev": NET,
     "meminfo": "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n",
     "stat": "cpu  100 0 100 900 50 0 0 0 0 0\ncpu0 1\n",
 }
@@ -33,28 +30,26 @@ def test_a_control_group_of_version_2(tmp_path: Path) -> None:
         "memory.current": "5000\n",
         "memory.stat": "anon 1\ninactive_file 2000\n",
         "memory.max": "9000\n",
-        "io.stat": "8:0 rbytes=10 wbytes=20 rios=1\n8:16 rbytes=1 wbytes=2 rios=1\n",
     }
     found = read(files(tmp_path / "group", group), files(tmp_path / "proc", PROC))
-    assert found == Counters(2.5, 1.5, 3000, 9000, 105, 76, 11, 22)
+    assert found == Counters(2.5, 1.5, 3000, 9000)
 
 
 def test_a_machine_without_a_control_group_of_its_own(tmp_path: Path) -> None:
     found = read(files(tmp_path / "group", {"cgroup.controllers": ""}), files(tmp_path / "proc", PROC))
     assert found.cpu_seconds == 200 / os.sysconf("SC_CLK_TCK")
     assert found.cpu_limit == len(os.sched_getaffinity(0))
-    assert (found.memory, found.memory_limit, found.disk_read) == (400 << 10, 1000 << 10, None)
+    assert (found.memory, found.memory_limit) == (400 << 10, 1000 << 10)
 
 
 def test_counters_become_rates() -> None:
     meter = Meter(Settings(("train.py",), pod=3, pod_name="job-3", node="n"))
-    meter.measure(100.0, 1.7e9, Counters(5.0, 4.0, 70, 90, 1000, 0, None, 10), [])
+    meter.measure(100.0, 1.7e9, Counters(5.0, 4.0, 70, 90), [])
     first = meter.latest
     assert first is not None
-    assert (first.cpu, first.received, first.memory) == (None, None, 70)
-    meter.measure(110.0, 1.7e9 + 10, Counters(25.0, 4.0, 80, 90, 3000, 50, None, 5), [])
+    assert (first.cpu, first.memory) == (None, 70)
+    meter.measure(110.0, 1.7e9 + 10, Counters(25.0, 4.0, 80, 90), [])
     found = meter.latest
     assert found is not None
     assert (found.pod, found.pod_name, found.node, found.time) == (3, "job-3", "n", 1.7e9 + 10)
     assert (found.cpu, found.cpu_limit, found.memory, found.memory_limit) == (2.0, 4.0, 80, 90)
-    assert (found.received, found.sent, found.disk_read, found.disk_written) == (200.0, 5.0, None, 0.0)
