@@ -38,7 +38,6 @@ class Sink(Protocol):
     """Where rows go. All methods may raise any exception, after which `open` is called before anything else."""
 
     title: str  # in messages
-    settles: float  # seconds after which what was written stays there, even if all processes of the pod are killed
 
     def open(self) -> None:
         """Begin the run, or go on with it. It is called before each attempt to write after a failure, too."""

@@ -19,8 +19,8 @@ class Recorded:
 
     title = "Test"
 
-    def __init__(self, failures: int = 0, settles: float = 0.0) -> None:
-        self.failures, self.settles = failures, settles
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
         self.calls: list[str] = []
         self.rows: list[Row] = []
         self.gate = threading.Event()
@@ -52,17 +52,6 @@ def row(step: int) -> Row:
 
 def writer(sink: Recorded, lines: list[str], limit: int = 100) -> Writer:
     return Writer(sink, lines.append, limit=limit, first_delay=0.001)
-
-
-@pytest.mark.parametrize(("settles", "lost"), [(0.0, []), (1e9, [0, 1, 2, 3])])
-def test_rows_that_a_sink_has_and_a_killed_pod_may_lose(settles: float, lost: list[int]) -> None:
-    sink = Recorded(settles=settles)
-    one = writer(sink, [])
-    for step in range(4):
-        one.put(row(step))
-    close([one], "finished", SECONDS)
-    assert one.waiting() == []
-    assert [each.step for each in one.unsettled()] == lost
 
 
 @pytest.mark.parametrize("failures", [0, 1_000_000])

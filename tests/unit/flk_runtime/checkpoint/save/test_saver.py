@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.save import Retention, Saver
+from flk_runtime.checkpoint.save import Saver
 from flk_runtime.checkpoint.save import saver as saver_module
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
@@ -80,7 +80,7 @@ class Job:
         self.saver = Saver(
             storage,
             self.memory,
-            retention=Retention(9),
+            keep=9,
             metadata={},
             timeout=60.0,
             on_saved=self.saved.append,
