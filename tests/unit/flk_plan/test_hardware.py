@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flk_plan.calibration import Calibration
-from flk_plan.communication import Cluster, collectives
+from flk_plan.communication import Calibration, Cluster, collectives
 from flk_plan.hardware import FRAGMENTATION, GPUS, HOST_SECONDS, find_gpu
 from flk_plan.plan import _fit
 from flk_plan.predict import Prediction, Workload, predict
@@ -114,7 +113,7 @@ def test_a_calibration_tells_the_host_from_the_device(
 ) -> None:
     alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
     assert alone.device_seconds == pytest.approx(3.0, rel=1e-3)
-    found = _fit(Calibration(), replace(alone, operations=operations), seconds, queued)
+    found = _fit(replace(alone, operations=operations), seconds, queued)
     assert found.compute == pytest.approx(compute, rel=1e-3)
     assert found.launch == (launch and pytest.approx(launch))
     assert Calibration.parse(found.to_dict()) == found
@@ -123,8 +122,8 @@ def test_a_calibration_tells_the_host_from_the_device(
 def test_a_host_that_may_have_waited_for_the_device_counts_as_no_slower_than_assumed() -> None:
     alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
     many = replace(alone, operations=10_000)
-    assert _fit(Calibration(), many, 3.0, 0.3).launch == HOST_SECONDS
-    assert _fit(Calibration(), many, 3.0, 0.05).launch == pytest.approx(5e-6)
+    assert _fit(many, 3.0, 0.3).launch == HOST_SECONDS
+    assert _fit(many, 3.0, 0.05).launch == pytest.approx(5e-6)
 
 
 @pytest.mark.parametrize("network", [1e9, 1.0])
