@@ -204,13 +204,11 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
-        ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
         units = units_of(
             captured.model,
             captured.blocks,
             states,
             precision,
-            ready,
             ends=given.blocks is None,
         )
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):

@@ -24,8 +24,7 @@ from flk_runtime.run.ending import has_failed
 from flk_runtime.run.extensions import BeginRecording
 from flk_runtime.run.lines import Line
 from flk_sinks.choice import chosen_sinks
-from flk_sinks.scalars import flat, scalars
-from flk_sinks.sink import Row, RunInfo, Sink
+from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
 from flk_sinks.writer import RECENT, Writer, close
 
 # Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.

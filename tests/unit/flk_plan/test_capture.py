@@ -479,37 +479,6 @@ model, x = Model(), torch.randn(4, 8)
 """
 
 
-REVERSED = """
-class Reversed(nn.Module):  # registered in another order than that of its use
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(block() for _ in range(3))
-        self.unused = nn.Linear(8, 8)
-        self.stem = nn.Linear(8, 8)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for index in (2, 0, 1):
-            x = self.blocks[index](x)
-        return self.head(x)
-
-model, x = Reversed(), torch.randn(4, 8)
-"""
-
-
-def test_gradients_become_ready_in_the_order_of_a_real_step(captured: Any) -> None:
-    found = captured(REVERSED + ADAMW + "shard(model, optimizer)" + STEP)
-    script: dict[str, Any] = {"__name__": "real"}
-    exec(BEGIN + REVERSED, script)
-    order: list[int] = []
-    for place, each in enumerate(script["model"].parameters()):
-        each.register_post_accumulate_grad_hook(lambda _, place=place: order.append(place))
-    script["model"](script["x"]).square().mean().backward()
-    assert list(found.trace.ready) == order
-    assert len(order) == 4 * 4
-
-
 def test_a_model_that_is_compiled_is_not_ranked(captured: Any) -> None:
     found = captured(MODEL + ADAMW + "shard(model, optimizer, compile=True)" + STEP)
     assert {row["modelled"] for row in make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))["rows"]} == {False}
