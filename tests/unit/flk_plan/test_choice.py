@@ -129,10 +129,6 @@ def test_the_model_limits_the_choice() -> None:
     assert choose(captured(scalar=True), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
 
 
-def test_an_option_of_some_strategies_leaves_the_choice_of_others() -> None:
-    assert choose(captured(ParallelOptions(shard_size=4)), on(1, 8), [])["strategy"] == "ddp"
-
-
 @pytest.mark.parametrize(
     ("device", "gib", "name", "link"),
     [

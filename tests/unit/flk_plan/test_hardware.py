@@ -75,11 +75,6 @@ def test_ddp_has_one_pool() -> None:
     assert found.total == int(found.live / (1 - FRAGMENTATION))
 
 
-def test_ddp_of_one_rank_has_no_buckets() -> None:
-    assert predicted("ddp", "cuda", ranks=1).live == predicted("none", "cuda", ranks=1).live
-    assert predicted("ddp", "cuda").live == predicted("ddp", "cuda", ranks=1).live + 4 * (ROOT + 2 * BLOCK)
-
-
 def test_a_step_takes_as_long_as_the_host_launches_it() -> None:
     work = workload(seconds=1e-6)
     segments = [replace(each, operations=1000) for each in work.trace.segments]

@@ -27,11 +27,6 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         found.seed = 5  # type: ignore[misc]
 
 
-def test_only_an_elastic_job_that_scales_its_batch_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read({}, monkeypatch).keep_batch
-    assert not read({"FLK_BATCH": "scale"}, monkeypatch).keep_batch
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
