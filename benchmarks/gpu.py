@@ -241,7 +241,7 @@ class Benchmark:
             request = {"nodes": 1, "ranks": 1, "fabric": "auto", "measured": list(measured), "output": str(file)}
             request |= {"device": self.seen["device"], "memory": self.seen["memory"]}
             if alone:
-                request["calibration"] = {**alone, "collectives": []}
+                request["calibration"] = alone
             command = [sys.executable, "-m", "flk_plan", json.dumps(request), str(RANKS), "train"]
             subprocess.run([*command, "--model", name], env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
             found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"error": "the plan failed"}

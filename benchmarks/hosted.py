@@ -2,17 +2,12 @@
 
     python benchmarks/hosted.py [--rounds 8] [--ranks 2] [--steps 300]
 
-A Trainer of Transformers, a Trainer of Lightning and a loop of Accelerate each train a small model with DDP, and
-torchtitan its debug model with FSDP2. On flk's side its launcher starts the script, and its adapter keeps the state,
-with its defaults: a checkpoint in memory every 100 steps. On the other side torchrun starts the same script without the
-adapter. For torchtitan flk's launcher does so too, which shows the cost of checkpoints.
+A Trainer of Transformers, a Trainer of Lightning and a loop of Accelerate each train a small model with DDP. On flk's
+side its launcher starts the script, and its adapter keeps the state, with its defaults: a checkpoint in memory every
+100 steps. On the other side torchrun starts the same script without the adapter.
 The time begins after the first 20 steps. A package that is not installed is not measured. Goal: at least 0.98 of the
 rate of the others. The processor time of a step on rank 0 may be 1.02 times theirs: it is the same on a busy machine,
 where rates are not.
-
-Of torchtitan the time is measured from the SIGKILL of a rank to the end of the next step of all ranks, which under
-torchrun is the first one, because it restores nothing. Goal: at most the time under torchrun. Most of it on both sides
-is the import of torchtitan.
 """
 
 from __future__ import annotations
@@ -20,15 +15,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import runpy
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,15 +28,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import launch
 import measure
-import torchtitan_cpu
 from example import WARM_UP, rate
 from flk_runtime.contract import pod_env
 
-T = TypeVar("T")
-
-GOAL, RECOVERY_GOAL = measure.at_least(0.98), measure.at_most(1)
-QUANTITIES = {"rate": (GOAL, "steps/s"), "processor time of a step": (measure.at_most(1.02), "ms")}
-BEFORE, AFTER = WARM_UP, 5  # steps of the attempt whose rank 1 dies, and of the next one
+QUANTITIES = {"rate": (measure.at_least(0.98), "steps/s"), "processor time of a step": (measure.at_most(1.02), "ms")}
 WIDTH, BATCH = 256, 32
 
 
@@ -159,86 +146,34 @@ def with_transformers(adopted: bool, ranks: int, steps: int, step: Callable[[], 
         trainer.train()
 
 
-def with_torchtitan(adopted: bool, ranks: int, steps: int, step: Callable[[], None]) -> None:
-    torchtitan_cpu.replace_gpu()
-    from torchtitan import trainer
-
-    whole = trainer.Trainer.train_step
-
-    def train_step(self: Any, *given: Any) -> None:
-        whole(self, *given)
-        step()
-
-    trainer.Trainer.train_step = train_step
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        torchtitan_cpu.assets(folder)
-        sys.argv[1:] = torchtitan_cpu.arguments(folder, steps)
-        runpy.run_module("flk_hosts.torchtitan" if adopted else "torchtitan.train", run_name="__main__")
-
-
 HOSTS = {
     "transformers": with_transformers,
     "lightning": with_lightning,
     "accelerate": with_accelerate,
-    "torchtitan": with_torchtitan,
 }
 
 
 def measure_rank(arguments: argparse.Namespace) -> None:
-    """Train on this rank. Rank 0 writes the QUANTITIES after step WARM_UP.
-
-    If a rank shall die, rank 1 writes when it does, and each rank when it has made its first step afterwards.
-    """
-    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    """Train on this rank. Rank 0 writes the QUANTITIES after step WARM_UP."""
     times: dict[int, float] = {}
     spent: list[float] = []
 
     def step() -> None:
         times[len(times) + 1] = time.perf_counter()
         spent.append(time.process_time())
-        if not arguments.dies:
-            return
-        if attempt == 0 and rank == 1 and len(times) == BEFORE:
-            launch.write_result({"died": time.time()})
-            os.kill(os.getpid(), signal.SIGKILL)
-        if attempt == 1 and len(times) == 1:
-            launch.write_result({"back": time.time()})
 
     HOSTS[arguments.host](arguments.adopted, arguments.ranks, arguments.steps, step)
-    if rank == 0 and not arguments.dies:
+    if int(os.environ["RANK"]) == 0:
         launch.write_result([rate(times), 1e3 * (spent[-1] - spent[WARM_UP - 1]) / (len(spent) - WARM_UP)])
 
 
-def run(launcher: launch.Launcher, arguments: argparse.Namespace, steps: int, *more: str, restarts: int = 0) -> Any:
-    """Run one job, with checkpoints in memory if the launcher keeps them. Returns what its ranks have written."""
-    script = [__file__, "--ranks", str(arguments.ranks), "--steps", str(steps), *more]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        variables = {pod_env.MEMORY_ROOT: memory, **torchtitan_cpu.VARIABLES}
-        return launch.run_ranks(script, arguments.ranks, launcher, variables, restarts=restarts)
-
-
 def quantities(launcher: launch.Launcher, arguments: argparse.Namespace, *more: str) -> list[float]:
-    """The QUANTITIES of rank 0 in one job."""
-    (found,) = run(launcher, arguments, arguments.steps, *more)
-    return list(found)
-
-
-def seconds_to_recover(launcher: launch.Launcher, arguments: argparse.Namespace, *more: str) -> float:
-    """Seconds from the death of rank 1 to the end of the next step of all ranks."""
-    found = run(launcher, arguments, BEFORE + AFTER, "--dies", *more, restarts=1)
-    died, back = ([each[name] for each in found if name in each] for name in ("died", "back"))
-    if len(died) != 1 or len(back) != arguments.ranks:
-        raise SystemExit(f"after the death of a rank, {len(back)} of {arguments.ranks} ranks have made a step")
-    return float(max(back) - died[0])
-
-
-def both(measured: Callable[..., T], arguments: argparse.Namespace, host: str) -> dict[str, Callable[[], T]]:
-    """The cases of flk, whose adapter keeps the state, and of torchrun."""
-    return {
-        "flk": partial(measured, launch.flk, arguments, "--host", host, "--adopted"),
-        "torchrun": partial(measured, launch.torchrun, arguments, "--host", host),
-    }
+    """The QUANTITIES of rank 0 in one job, with checkpoints in memory if the launcher keeps them."""
+    script = [__file__, "--ranks", str(arguments.ranks), "--steps", str(arguments.steps), *more]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        variables = {pod_env.MEMORY_ROOT: memory, "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        (result,) = launch.run_ranks(script, arguments.ranks, launcher, variables)
+    return list(result)
 
 
 def main() -> int:
@@ -247,7 +182,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--host", choices=HOSTS, help="one package only")
     parser.add_argument("--adopted", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dies", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if launch.RESULT in os.environ:
         measure_rank(arguments)
@@ -259,19 +193,15 @@ def main() -> int:
         measure.skip("none of these packages is installed")
     report = measure.Report("hosted", arguments)
     for host in hosts:
-        cases = both(quantities, arguments, host)
-        if host == "torchtitan":
-            cases["flk without checkpoints"] = partial(quantities, launch.flk, arguments, "--host", host)
+        cases = {
+            "flk": partial(quantities, launch.flk, arguments, "--host", host, "--adopted"),
+            "torchrun": partial(quantities, launch.torchrun, arguments, "--host", host),
+        }
         values = measure.alternate(cases, arguments.rounds, show="{0[0]:.1f} steps/s, {0[1]:.1f} ms".format)
         for number, (name, (goal, unit)) in enumerate(QUANTITIES.items()):
-            found = {side: [each[number] for each in rounds] for side, rounds in values.items()}
-            for peer in list(cases)[1:]:
-                what = f"{name} of a loop of {host}, {arguments.ranks} ranks, flk / {peer}"
-                report.compare(what, found["flk"], found[peer], goal, unit)
-        if host == "torchtitan":
-            recoveries = both(seconds_to_recover, arguments, host)
-            what = f"recovery of {host}, {arguments.ranks} ranks"
-            report.measure(what, recoveries, arguments.rounds, RECOVERY_GOAL, "s")
+            flk, torchrun = ([round_[number] for round_ in values[side]] for side in cases)
+            what = f"{name} of a loop of {host}, {arguments.ranks} ranks, flk / torchrun"
+            report.compare(what, flk, torchrun, goal, unit)
     return report.finish()
 
 

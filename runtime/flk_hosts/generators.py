@@ -1,11 +1,10 @@
-"""The random generators that objects of a training hold, such as samplers and datasets, and their states by name."""
+"""The random generators that samplers hold, and their states by name."""
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Final
 
 import numpy
@@ -15,7 +14,6 @@ from torch import nn
 from flk_runtime.system import rng
 
 _DEPTH: Final = 6  # of attributes of attributes
-_MANY: Final = 64  # a longer list has samples
 _GENERATORS: Final = (random.Random, torch.Generator, numpy.random.Generator, numpy.random.RandomState)
 _NOT_SEARCHED: Final = (nn.Module, ModuleType, type, torch.Tensor, numpy.ndarray, str, bytes, int, float)
 
@@ -50,23 +48,8 @@ def set_state(generator: Any, state: list[Any]) -> None:
         generator.set_state(_unlisted(value))
 
 
-def made_of(state: list[Any]) -> Any:
-    """A new generator of this state."""
-    kind, what, _ = state
-    if kind == "torch":
-        made: Any = torch.Generator(what)
-    elif kind == "python":
-        made = random.Random()
-    elif kind == "numpy":
-        made = numpy.random.Generator(getattr(numpy.random, what)())
-    else:
-        made = numpy.random.RandomState()
-    set_state(made, state)
-    return made
-
-
 def generators_of(things: Mapping[str, Any]) -> dict[str, Any]:
-    """The generators that ``things`` hold in attributes, lists, dictionaries and closures, by where they are."""
+    """The generators that ``things`` hold in attributes, by where they are."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = [(name, thing, 0) for name, thing in things.items()]
@@ -78,47 +61,16 @@ def generators_of(things: Mapping[str, Any]) -> dict[str, Any]:
         if is_generator(thing):
             found[path] = thing
         elif depth < _DEPTH and not isinstance(thing, _NOT_SEARCHED):
-            waiting += [(f"{path}.{name}", each, depth + 1) for name, each in _held_by(thing)]
+            held = getattr(thing, "__dict__", {})
+            waiting += [(f"{path}.{name}", value, depth + 1) for name, value in held.items()]
     return dict(sorted(found.items()))
 
 
 def give(things: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Give the generators of ``things`` these states, by where they are.
-
-    An object that makes its generator when it first needs it gets one in the attribute, which is None so far.
-    """
-    now = generators_of(things)
-    for path, state in states.items():
-        if path in now:
-            set_state(now[path], state)
-            continue
-        *parents, name = path.split(".")
-        owner: Any = things
-        for each in parents:
-            owner = owner.get(each) if isinstance(owner, Mapping) else getattr(owner, each, None)
-        if owner is not None and getattr(owner, name, owner) is None:
-            setattr(owner, name, made_of(state))
-
-
-def _held_by(thing: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(thing, Mapping):
-        yield from ((str(key), thing[key]) for key in list(thing)[:_MANY] if isinstance(key, str))
-    elif isinstance(thing, (list, tuple)):
-        yield from ((str(number), each) for number, each in enumerate(thing[:_MANY]) if len(thing) <= _MANY)
-    elif isinstance(thing, functools.partial):
-        yield from {"func": thing.func, "args": thing.args, "keywords": thing.keywords}.items()
-    elif isinstance(thing, MethodType):
-        yield "self", thing.__self__
-    elif isinstance(thing, FunctionType):
-        for number, cell in enumerate(thing.__closure__ or ()):
-            try:
-                yield f"closure-{number}", cell.cell_contents
-            except ValueError:  # it is not set yet
-                continue
-        yield "defaults", thing.__defaults__
-        yield "kwdefaults", thing.__kwdefaults__
-    else:
-        yield from list(getattr(thing, "__dict__", {}).items())
+    """Give the generators of ``things`` these states, by where they are."""
+    for path, generator in generators_of(things).items():
+        if path in states:
+            set_state(generator, states[path])
 
 
 def _listed(value: Any) -> Any:

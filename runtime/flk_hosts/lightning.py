@@ -48,8 +48,8 @@ class Flk(Callback):  # type: ignore[misc]
     def __init__(
         self,
         checkpoint: str | None = None,
-        save_every: int | str | None = None,
-        store_every: int | str | None = None,
+        save_every: int | None = None,
+        store_every: int | None = None,
         keep: int | None = None,
         log_every: int | None = None,
         metrics: str | None = None,

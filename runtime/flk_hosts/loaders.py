@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
@@ -13,8 +13,6 @@ from flk_hosts.generators import generators_of, give, state_of
 from flk_runtime.data import length_of
 from flk_runtime.errors import MismatchError
 from flk_runtime.system import rng
-
-_READ_BY: Final = ("dataset", "collate_fn")
 
 
 def make_resumable(
@@ -30,7 +28,7 @@ def make_resumable(
     map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
     yet, ``most_ahead`` at most. They are read again, with the random numbers of their first reading. When ``resumed``
     is called, the script has the batches that it had when it was saved, and restores the random states. Its argument
-    says whether none was left. Generators that samplers, dataset and collate_fn hold in attributes are restored too.
+    says whether none was left. Generators that samplers hold in attributes are restored too.
     """
     loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
     loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
@@ -42,7 +40,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
 
     flk_read_ahead: Callable[[], int]
     flk_resumed: Callable[[bool], None]
-    flk_before: collections.deque[Any]  # the states of global and own generators before the latest batches were read
+    flk_before: collections.deque[Any]  # the random states before the latest batches were read
     flk_given = 0  # batches of this epoch
     flk_began: Any = None  # the random states at the beginning of this epoch
     flk_position: Any = None  # where the next epoch begins; None: at its beginning
@@ -51,8 +49,6 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
     flk_place: tuple[int, Any, Any] = (0, None, None)
     """The batches that the sampler of the next epoch leaves out, the states to read the next one with, and the random
     states to draw the order with."""
-    flk_readers: Any = None  # the generators of dataset and collate_fn, by where they are; None: not looked for
-    flk_own: Any = None  # the states of all generators that the loader holds when it was saved, until the first batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data."""
@@ -63,7 +59,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         place = {"given": self.flk_given - unused, "before": before}
         workers_stay = self.persistent_workers and self._iterator is not None
         states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
-        own = _states(generators_of(_things(self)))
+        own = _states(self)
         return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -98,7 +94,6 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         is_map = self._dataset_kind == _DatasetKind.Map
         self.flk_position, self.flk_place = None, (given if is_map else 0, before, position["drawn"])
         _set_random_states(self, position["began"])
-        self.flk_own = position["own"]
         batches = super().__iter__()
         if position["first"] is not None:
             rng.set_state(position["first"])
@@ -118,18 +113,14 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
     def flk_arrive(self, before: Any) -> None:
         """Set the random states with which the first batch is read: it may have been read before."""
         if before is None:
-            give(_readers(self), {path: each for path, each in self.flk_own.items() if _is_reader(path)})
             self.flk_resumed(False)
         else:
-            rng.set_state(before["global"])
-            give(_readers(self), before["own"])
+            rng.set_state(before)
 
     def _flk_counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.flk_first = rng.get_state()
         while True:
-            if self.flk_given < 2:  # a collator may make its generator with the first batch
-                self.flk_readers = generators_of(_readers(self))
-            self.flk_before.append({"global": rng.get_state(), "own": _states(self.flk_readers)})
+            self.flk_before.append(rng.get_state())
             try:
                 batch = next(batches)
             except StopIteration:
@@ -175,26 +166,17 @@ def _sizes(loader: Any) -> dict[str, int | None]:
 
 
 def _things(loader: Any) -> dict[str, Any]:
-    """What may hold random generators: what draws the order, and what reads the samples in this process."""
+    """What draws the order, and may hold random generators."""
     drawing = {name: getattr(loader, name, None) for name in ("generator", "sampler", "batch_sampler")}
-    return {name: each for name, each in drawing.items() if each is not None} | _readers(loader)
+    return {name: thing for name, thing in drawing.items() if thing is not None}
 
 
-def _readers(loader: Any) -> dict[str, Any]:
-    """What reads the samples in this process; with workers nothing does, whose random numbers begin anew."""
-    return {} if loader.num_workers else {name: getattr(loader, name) for name in _READ_BY}
-
-
-def _is_reader(path: str) -> bool:
-    return path.partition(".")[0] in _READ_BY
-
-
-def _states(generators: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: state_of(each) for path, each in generators.items()}
+def _states(loader: Any) -> dict[str, Any]:
+    return {path: state_of(generator) for path, generator in generators_of(_things(loader)).items()}
 
 
 def _random_states(loader: Any) -> dict[str, Any]:
-    return {"global": rng.get_state(), "own": _states(generators_of(_things(loader)))}
+    return {"global": rng.get_state(), "own": _states(loader)}
 
 
 def _set_random_states(loader: Any, states: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
 and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.
 With choose, the result is the strategy that `auto` stands for. With calibration (alone: the seconds of a step without
-communication, queued: after which the host has launched it, and collectives), it is what `flk bench` needs.
+communication, queued: after which the host has launched it), it is what `flk bench` needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flk_plan.choice import choose
 from flk_plan.communication import Cluster
 from flk_plan.group import open_group
 from flk_plan.hardware import FABRICS, find_gpu, gpu_of_type
-from flk_plan.plan import calibrated, left_out, make_plan, predict_measured
+from flk_plan.plan import calibrated, make_plan, predict_measured
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import trial
@@ -59,9 +59,7 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
         return predict_measured(captured, cluster, request["calibration"])
     if request.get("choose"):
         return choose(captured, cluster, measured)
-    plan = make_plan(captured, cluster)
-    plan["warnings"] += left_out(measured, cluster)
-    return plan
+    return make_plan(captured, cluster)
 
 
 if __name__ == "__main__":

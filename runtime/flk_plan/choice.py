@@ -8,7 +8,7 @@ from typing import Any, Final
 from flk_plan.capture import CapturedModel
 from flk_plan.communication import Cluster
 from flk_plan.hardware import GPUS
-from flk_plan.plan import hardware_in, identity, predictions_as_written, strategies_of, unmodelled
+from flk_plan.plan import identity, predictions_as_written, strategies_of, unmodelled
 from flk_plan.predict import Prediction
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import SetupError
@@ -48,7 +48,7 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
 def _matching(measured: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of a step by strategy, of the newest result of this model and hardware."""
     for result in reversed(measured):
-        if {**result, "hardware": hardware_in(result)}.items() >= of.items():
+        if result.items() >= of.items():
             return {name: float(value) for name, value in result["seconds"].items() if value}
     return {}
 

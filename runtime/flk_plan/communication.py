@@ -10,10 +10,21 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flk_plan.calibration import UNMEASURED, Calibration
 from flk_plan.hardware import COLLECTIVE_SECONDS, DDP_BUCKET, LINK_EFFICIENCY, Gpu
 from flk_plan.state import Unit
 from flk_runtime.parallel.strategies import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures that `flk bench` has measured on some hardware, in place of published figures.
+
+    Where the device was the bound of a step without communication, the computation is scaled so that the step takes as
+    long as it was measured to take. The host has a time of its own for each operation that it launches.
+    """
+
+    compute: float = 1.0  # measured time of a computation over the predicted one
+    launch: float | None = None  # seconds that the host takes to launch an operation; None: not measured
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Cluster:
     gpu: Gpu
     network: float  # bytes per second and GPU between nodes
     fabric: str = "auto"  # name of the network between the nodes
-    calibration: Calibration = UNMEASURED  # measurements on this hardware
+    calibration: Calibration = Calibration()  # measurements on this hardware
 
     @property
     def world_size(self) -> int:
@@ -83,9 +94,6 @@ class Collective:
 
     def seconds(self, cluster: Cluster) -> float:
         """How long it takes if nothing else is sent."""
-        measured = cluster.calibration.links.get((self.kind.value, self.ranks, self.stride))
-        if measured:
-            return measured.seconds(self.full_bytes)
         return COLLECTIVE_SECONDS + self.sent / cluster.bandwidth(self.ranks, self.stride)
 
 

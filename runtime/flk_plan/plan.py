@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from flk_plan.calibration import UNMEASURED, Calibration
 from flk_plan.capture import CapturedModel, retrace
-from flk_plan.communication import Cluster, shard_count
+from flk_plan.communication import Calibration, Cluster, shard_count
 from flk_plan.hardware import (
     ATTENTION_EFFICIENCY,
     COLLECTIVE_PROCESSORS,
-    GPUS,
     HOST_SECONDS,
     LAUNCH_QUEUE,
     LINK_EFFICIENCY,
@@ -60,8 +58,8 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         launch = cluster.calibration.launch or HOST_SECONDS
         how = "measured by `flk bench`" if cluster.calibration.launch else "an order of magnitude"
         assumptions.insert(2, f"the host launches an operation in {launch * 1e6:.3g} µs ({how})")
-    if cluster.calibration != UNMEASURED:
-        assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
+    if cluster.calibration != Calibration():
+        assumptions[:1] = [f"computation as `flk bench` has measured it on {_describe(cluster)}"]
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
@@ -103,35 +101,36 @@ def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Pr
 def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
     """The cluster with the calibration of the newest of these results of `flk bench` on the same hardware."""
     for result in reversed(measured):
-        if hardware_in(result) == hardware_of(cluster):
-            return replace(cluster, calibration=Calibration.parse(result.get("calibration") or {}))
+        if result.get("hardware") == hardware_of(cluster):
+            figures = result.get("calibration") or {}
+            return replace(cluster, calibration=Calibration(figures.get("compute", 1.0), figures.get("launch")))
     return cluster
 
 
 def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Predictions with the calibration of these measurements, and that calibration. A GPU without figures has none.
 
-    ``measured`` has alone, the seconds of a step without communication (None: not measured), queued, the seconds after
-    which the host has launched such a step (None: on a CPU), and collectives.
+    ``measured`` has alone, the seconds of a step without communication (None: not measured), and queued, the seconds
+    after which the host has launched such a step (None: on a CPU).
     """
-    calibration = Calibration.parse(measured)
+    calibration = Calibration()
     work = _work_as_written(captured, cluster)
     known = cluster.gpu.is_known
     if measured["alone"] and known:
         alone = predict("none", work, cluster)
         queued = None if captured.options.compile else measured.get("queued")  # of other operations than the trace has
-        calibration = _fit(calibration, alone, measured["alone"], queued)
+        calibration = _fit(alone, measured["alone"], queued)
     cluster = replace(cluster, calibration=calibration)
     rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
         "predicted": {row.strategy: _as_dict(row) for row in rows},
-        "calibration": calibration.to_dict(),
+        "calibration": asdict(calibration),
     }
 
 
-def _fit(calibration: Calibration, alone: Prediction, seconds: float, queued: float | None) -> Calibration:
+def _fit(alone: Prediction, seconds: float, queued: float | None) -> Calibration:
     """The calibration with the factor of the device's kernels, and the host's time for an operation.
 
     A step that is over as soon as it is launched had the host as its bound: its kernels may take less than it does. The
@@ -140,17 +139,13 @@ def _fit(calibration: Calibration, alone: Prediction, seconds: float, queued: fl
     """
     compute = seconds / alone.device_seconds
     if queued is None or not alone.operations:
-        return replace(calibration, compute=compute)
+        return Calibration(compute)
     launch = queued / alone.operations
     if launch > _SLOWEST_LAUNCH:
-        return replace(calibration, compute=compute)
+        return Calibration(compute)
     if queued > _HOST_BOUND * seconds:
-        return replace(calibration, compute=min(compute, 1.0), launch=launch)
-    return replace(
-        calibration,
-        compute=compute,
-        launch=launch if alone.operations <= LAUNCH_QUEUE else min(launch, HOST_SECONDS),
-    )
+        return Calibration(min(compute, 1.0), launch)
+    return Calibration(compute, launch if alone.operations <= LAUNCH_QUEUE else min(launch, HOST_SECONDS))
 
 
 def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
@@ -183,23 +178,6 @@ def hardware_of(cluster: Cluster) -> dict[str, Any]:
     return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
-def hardware_in(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The hardware of a kept result of `flk bench`: the type of the GPU also where an older one names the only such."""
-    hardware = dict(result.get("hardware") or {})
-    types = [key for key, each in GPUS.items() if each.name == hardware.get("gpu")]
-    return hardware | {"gpu": types[0]} if len(types) == 1 else hardware
-
-
-def left_out(measured: Sequence[Mapping[str, Any]], cluster: Cluster) -> Iterator[str]:
-    """A line if there are results of GPUs of this name that may be of another type."""
-    name, own = cluster.gpu.name, hardware_of(cluster)
-    if own["gpu"] != name and any(hardware_in(each) == own | {"gpu": name} for each in measured):
-        yield (
-            f"older results of `flk bench` name their GPUs {name}, which several types are, so that they are left out: "
-            "run `flk bench` again"
-        )
-
-
 def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     """The strategies that the model and its options allow and that differ from each other on these nodes."""
     shards = shard_count("hybrid_shard", cluster, captured.options.shard_size)
@@ -226,13 +204,11 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
-        ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
         units = units_of(
             captured.model,
             captured.blocks,
             states,
             precision,
-            ready,
             ends=given.blocks is None,
         )
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):

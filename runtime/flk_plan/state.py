@@ -76,19 +76,15 @@ def units_of(
     blocks: Sequence[nn.Module],
     states: Mapping[int, tuple[tuple[int, int], ...]],
     precision: Precision | None = None,
-    ready: Sequence[int] = (),
     *,
     ends: bool = True,
 ) -> list[Unit]:
     """The units that FSDP makes of ``model``, in the order of registration; the root is first.
 
     ``blocks`` are the parts that are traced; ``states`` are the sizes of the optimizers' states by id of the parameter.
-    ``ends``: see `sharded_units`. ``ready``: see `StepTrace`; by default gradients become ready in the reverse order of
-    registration.
+    ``ends``: see `sharded_units`. Gradients become ready in the reverse order of registration.
     """
-    parameters = list(model.parameters())
-    rest = set(range(len(parameters))).difference(ready)
-    place = {id(parameters[each]): place for place, each in enumerate((*sorted(rest), *reversed(ready)))}
+    place = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     part: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for module in block.modules():

@@ -61,7 +61,6 @@ class StepTrace:
 
     segments: tuple[Segment, ...]
     uncounted: frozenset[str] = frozenset()  # operations whose FLOPs torch cannot count
-    ready: tuple[int, ...] = ()  # places of parameters among the model's, in the order in which gradients become ready
 
     def with_loss_of(self, other: StepTrace) -> StepTrace:
         """This trace, with the loss of ``other``: its operations between the model's forward and backward passes."""
@@ -74,7 +73,7 @@ class StepTrace:
             shift = live - segment.begin
             live = segment.end + shift
             moved.append(replace(segment, begin=segment.begin + shift, peak=segment.peak + shift, end=live))
-        return StepTrace((*before, *moved, *after), self.uncounted | other.uncounted, other.ready)
+        return StepTrace((*before, *moved, *after), self.uncounted | other.uncounted)
 
     @property
     def peak(self) -> int:
@@ -142,9 +141,6 @@ class Tracer:
         self._current = _Recorded(OUTSIDE, backward=False)
         self._templates: dict[Hashable, _Template] = {}
         self._end: int | None = None  # number of segments of the first micro-batch, once the second has begun
-        # Parameters whose gradient is ready, and blocks that were not run.
-        self._ready: list[nn.Parameter | _Repeated] = []
-        self._order: tuple[int, ...] = ()
 
     @property
     def backward_began(self) -> bool:
@@ -160,7 +156,7 @@ class Tracer:
     def recording(self) -> Iterator[None]:
         """Record the operations in this context. The parameters' gradients are replaced by ones that do not count."""
         hooks: list[Any] = [
-            each.register_post_accumulate_grad_hook(functools.partial(self._set_gradient, torch.empty_like(each)))  # type: ignore[no-untyped-call]
+            each.register_post_accumulate_grad_hook(functools.partial(_set_gradient, torch.empty_like(each)))  # type: ignore[no-untyped-call]
             for each in self._model.parameters()
             if each.requires_grad
         ]
@@ -180,7 +176,6 @@ class Tracer:
             for hook in hooks:
                 hook.remove()
             self._finish()
-            self._order = self._order_of_gradients()  # now, since the model has its own parameters again later
 
     def result(self) -> StepTrace:
         """The trace of the first micro-batch, with the memory of all blocks, also of blocks that were not run."""
@@ -201,25 +196,7 @@ class Tracer:
                 )
             )
             live += each.change
-        return StepTrace(tuple(segments), frozenset(self._memory.uncounted), self._order)
-
-    def _order_of_gradients(self) -> tuple[int, ...]:
-        """The places of the parameters whose gradients became ready, the first one first."""
-        run = [each for each in self._ready if isinstance(each, nn.Parameter)]
-        found: list[nn.Parameter] = []
-        for each in self._ready:
-            if isinstance(each, nn.Parameter):
-                found.append(each)
-            else:  # as in the block that was run
-                own = list(self._blocks[each.block].parameters())
-                like = {id(one): place for place, one in enumerate(self._blocks[each.model.block].parameters())}
-                found += [own[like[id(one)]] for one in dict.fromkeys(run) if id(one) in like]
-        places = {id(each): place for place, each in enumerate(self._model.parameters())}
-        return tuple(places[id(each)] for each in dict.fromkeys(found))
-
-    def _set_gradient(self, gradient: torch.Tensor, parameter: nn.Parameter) -> None:
-        parameter.grad = gradient
-        self._ready.append(parameter)
+        return StepTrace(tuple(segments), frozenset(self._memory.uncounted))
 
     def _begin(self, block: int, *, backward: bool) -> _Recorded:
         """End the segment that runs, and begin another one."""
@@ -265,10 +242,7 @@ class Tracer:
 
         def add(backward: bool) -> None:
             self._finish()
-            repeated = _Repeated(index, backward, template, -held if backward else held)
-            self._segments.append(repeated)
-            if backward:
-                self._ready.append(repeated)
+            self._segments.append(_Repeated(index, backward, template, -held if backward else held))
             self._current = _Recorded(OUTSIDE, backward)
 
         add(backward=False)
@@ -409,6 +383,10 @@ class _Repeat(torch.autograd.Function):
         ctx.called()
         like = next(each for each in gradients if each is not None)
         return (None, None, *(each and like.new_empty(each.shape, dtype=each.dtype) for each in ctx.inputs))
+
+
+def _set_gradient(gradient: torch.Tensor, parameter: nn.Parameter) -> None:
+    parameter.grad = gradient
 
 
 def _mark(tree: Any, called: Callable[[], Any]) -> Any:

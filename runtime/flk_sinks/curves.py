@@ -24,8 +24,7 @@ from flk_runtime.run.ending import has_failed
 from flk_runtime.run.extensions import BeginRecording
 from flk_runtime.run.lines import Line
 from flk_sinks.choice import chosen_sinks
-from flk_sinks.scalars import flat, scalars
-from flk_sinks.sink import Row, RunInfo, Sink
+from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
 from flk_sinks.writer import RECENT, Writer, close
 
 # Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
@@ -66,16 +65,15 @@ class Curves:
     def state_dict(self) -> dict[str, str]:
         """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
         waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
-        dropped = [row.step for row in [*self._waiting, *waiting][:-RECENT]]
-        unsettled = max((each.unsettled() for each in self._writers.values()), key=len, default=[])
-        rows = [*self._waiting, *unsettled]
+        rows = [*self._waiting, *waiting]
+        dropped = [row.step for row in rows[:-RECENT]]
         return {"id": self._id, "waiting": json.dumps(rows[-RECENT:]), "dropped": json.dumps(dropped)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Go on with the run of a checkpoint."""
         self._id = state["id"]
         self._waiting = [Row(*row) for row in json.loads(state["waiting"])]
-        dropped = json.loads(state.get("dropped", "[]"))
+        dropped = json.loads(state["dropped"])
         if dropped:
             some = f"{plural(len(dropped), 'line')} of metrics, {numbered('step', dropped)}"
             self._context.say(f"the sinks were so slow before the resume that they may lack {some}")

@@ -22,7 +22,6 @@ class MLflow:
     """Logs to the server of MLFLOW_TRACKING_URI. A step that is done again keeps the values that it has there."""
 
     title = "MLflow"
-    settles = 0.0
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

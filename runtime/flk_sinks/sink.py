@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+from flk_runtime.system.pytree import plain_value
 
 
 class Row(NamedTuple):
@@ -38,7 +40,6 @@ class Sink(Protocol):
     """Where rows go. All methods may raise any exception, after which `open` is called before anything else."""
 
     title: str  # in messages
-    settles: float  # seconds after which what was written stays there, even if all processes of the pod are killed
 
     def open(self) -> None:
         """Begin the run, or go on with it. It is called before each attempt to write after a failure, too."""
@@ -71,3 +72,21 @@ class Written:
 
     def _is_new(self, name: str, row: Row) -> bool:
         return row.step > self._steps.get(name, -1)
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among ``values``, also those in mappings, whose names are joined by a slash.
+
+    Tensors and arrays of one element are numbers. Everything else, such as texts and lists, is left out.
+    """
+    return {name: float(value) for name, value in flat(values) if isinstance(value, int | float)}
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values, also those in mappings, with names like ``optimizer/lr``."""
+    for name, value in values.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{path}/")
+            continue
+        yield path, plain_value(value)

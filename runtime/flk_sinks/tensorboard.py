@@ -19,7 +19,6 @@ class TensorBoard:
     """Writes event files to PLACE/RUN. Readers drop what an earlier attempt has written after the resumed step."""
 
     title = "TensorBoard"
-    settles = 0.0
 
     def __init__(self, run: RunInfo, place: str) -> None:
         self._run = run

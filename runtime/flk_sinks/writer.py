@@ -14,7 +14,7 @@ from flk_runtime.contract.quantities import numbered, plural
 from flk_sinks.sink import Row, Sink
 
 LIMIT: Final = 10_000  # rows that wait
-RECENT: Final = 100  # rows that are written and may not have settled, and rows that a checkpoint keeps
+RECENT: Final = 100  # rows that a checkpoint keeps
 _AT_ONCE: Final = 500  # rows in one write
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts to write
 _LAST_TRY = 5.0  # seconds that the end of a run waits for a sink that fails
@@ -32,7 +32,6 @@ class Writer:
     ) -> None:
         self._sink, self._say, self._limit, self._first_delay = sink, say, limit, first_delay
         self._rows: deque[Row] = deque()
-        self._recent: deque[tuple[float, Row]] = deque(maxlen=RECENT)  # written, with the time at which they settle
         self._dropped = 0
         self._described = self._open = self._fails = False
         self._ended = ""  # how the run has ended, as `Sink.close` takes it
@@ -60,12 +59,6 @@ class Writer:
     def waiting(self) -> list[Row]:
         """The rows that are not written yet, as far as anyone knows."""
         return list(self._rows)
-
-    def unsettled(self) -> list[Row]:
-        """The rows that a killed pod may lose: those that wait, after those that were written just before."""
-        now, waiting = time.monotonic(), self.waiting()
-        known = {id(row) for row in waiting}  # the thread may be writing them
-        return [row for at, row in self._recent.copy() if at > now and id(row) not in known] + waiting
 
     def describe(self) -> None:
         """Have the settings and hyperparameters of the run written again."""
@@ -134,8 +127,6 @@ class Writer:
         while self._rows:
             rows = [self._rows[index] for index in range(min(len(self._rows), _AT_ONCE))]
             self._sink.write(rows)
-            if self._sink.settles:
-                self._recent.extend((time.monotonic() + self._sink.settles, row) for row in rows)
             for _ in rows:
                 self._rows.popleft()
         if self._dropped:

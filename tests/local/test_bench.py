@@ -36,7 +36,6 @@ def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
         assert measured["seconds"] > 0
         assert len(measured["memory"]) == 2
     assert set(result["predicted"]) >= {"ddp", "full_shard"}
-    assert {each["kind"] for each in result["collectives"]} == {"all-gather", "reduce-scatter", "all-reduce"}
     # As if full_shard had been much faster, so that the outcome does not depend on this machine.
     times = {"alone": {}, "strategies": {"ddp": {"seconds": 0.9}, "full_shard": {"seconds": 0.1}}}
     assert BenchResult(result | times).keep(flk.folder / "home" / ".local" / "state" / "flk" / "bench")

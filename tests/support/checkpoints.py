@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from flk_runtime.checkpoint.save import Retention, Saver
+from flk_runtime.checkpoint.save import Saver
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 
@@ -18,9 +18,7 @@ def store_model(place: str, state: Mapping[str, torch.Tensor]) -> None:
     """Make a checkpoint of step 0 in this folder or bucket, which holds a model of this state."""
     destination = open_destination(place)
     destination.prepare()
-    saver = Saver(
-        destination, None, retention=Retention(), metadata={}, timeout=60.0, on_saved=lambda step: None, warn=print
-    )
+    saver = Saver(destination, None, keep=2, metadata={}, timeout=60.0, on_saved=lambda step: None, warn=print)
     chunks = [chunk for name, value in state.items() for chunk in chunks_of(("model", name), value)]
     saver.save(0, chunks, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None})
     saver.wait()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 TRAIN = """
     import os, pathlib, sys, time
@@ -95,12 +96,39 @@ def mlflow_points(address: str, experiment: str = "Default") -> dict[str, dict[P
 
 
 def wandb_points(folder: Path) -> dict[str, dict[Point, float]]:
-    """The points of each run, by its ID, in the files that W&B writes offline."""
-    from flk_sinks.wandb import rows_of
-
-    runs: dict[str, list[tuple[Point, float]]] = {}
+    """The points of each run, by its ID, in the files that W&B writes offline. Of steps done again, the latest."""
+    runs: dict[str, dict[Point, float]] = {}
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        points = runs.setdefault(file.stem.removeprefix("run-"), [])
-        for row in rows_of(str(file)):
-            points += [((name, row["step"]), value) for name, value in row.items() if name not in _OWN]
-    return {run: points_of(iter(points)) for run, points in runs.items()}
+        points = runs.setdefault(file.stem.removeprefix("run-"), {})
+        for record in wandb_records(file):
+            if record.HasField("history"):
+                row = wandb_values(record.history.item)
+                points |= {(name, row["step"]): value for name, value in row.items() if name not in _OWN}
+    return runs
+
+
+def wandb_values(items: Iterable[Any]) -> dict[str, Any]:
+    """Return the values of the items of a record, by their names."""
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records in a file of a run: blocks as in LevelDB's log, after 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data = file.read_bytes()
+    at, content = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # too little for a header: zeros
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        chunk = data[at + 7 : at + 7 + length]
+        if not kind or len(chunk) < length:
+            return
+        content = chunk if kind in (1, 2) else content + chunk
+        at += 7 + length
+        if kind in (1, 4):
+            record = Record()
+            record.ParseFromString(content)
+            yield record

@@ -144,12 +144,7 @@ def _text(result: BenchResult) -> Iterator[str]:
         for name, each in sorted(data["strategies"].items(), key=lambda item: item[1].get("seconds", float("inf")))
     ]
     yield from table(["STRATEGY", "STEP", "SPREAD", "PREDICTED", "MFU", "MEMORY", "PREDICTED"], rows)
-    if data["collectives"]:
-        yield ""
-        yield from table(["COLLECTIVE", "RANKS", "SIZE", "TIME", "BUS BANDWIDTH"], _bandwidths(data["collectives"]))
     yield ""
-    if data.get("transport"):
-        yield f"transport: {one_line(data['transport'])}"
     yield from (f"warning: {one_line(text)}" for text in data["warnings"])
     if result.noise:
         yield f"no strategy is the fastest: {result.noise}"
@@ -171,19 +166,6 @@ def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) ->
         bytes_text(max(memory)),
         bytes_text(predicted["total"]) if predicted else "",
     ]
-
-
-def _bandwidths(collectives: list[dict[str, object]]) -> list[list[str]]:
-    """Rows with bandwidth as nccl-tests computes it: bytes that each link carries (doc/PERFORMANCE.md)."""
-    rows = []
-    for each in collectives:
-        ranks, sizes = int(str(each["ranks"])), each["sizes"]
-        assert isinstance(sizes, list)  # noqa: S101
-        share = (ranks - 1) / ranks * (2 if each["kind"] == "all-reduce" else 1)
-        for size, took in sizes:
-            bandwidth = f"{size * share / took / 1e9:.3g} GB/s"
-            rows.append([str(each["kind"]), str(ranks), bytes_text(size), _time(took), bandwidth])
-    return rows
 
 
 def _time(value: float) -> str:

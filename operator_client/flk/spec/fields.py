@@ -235,9 +235,9 @@ HangTimeout = Annotated[
 MemoryPath = Annotated[str, AfterValidator(names.memory_path)]
 Sinks = Annotated[str, AfterValidator(_sinks)]
 SaveEvery = Annotated[
-    int | str,
+    int,
     PlainValidator(_save_every),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": MOST_STEPS}]}),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, OneOf(*fabrics())]

@@ -108,9 +108,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         *("restarts", "disruptions", "on_restart", "deadline", "hang_timeout", "idle_timeout", "grace"),
         *("stuck_after", "ttl"),
     ),
-    "Checkpoints and metrics": (
-        *("checkpoint", "save_every", "store_every", "keep", "keep_every", "memory_path", "metrics"),
-    ),
+    "Checkpoints and metrics": (*("checkpoint", "save_every", "store_every", "keep", "memory_path", "metrics"),),
     "Pods and placement": (
         *("name", "volume", "node_selector", "toleration", "avoid_node", "topology", "target", "gang", "queue"),
         *("queue_priority", "label", "annotation", "service_account", "pull_secret", "priority_class", "patch"),

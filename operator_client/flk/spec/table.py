@@ -277,11 +277,11 @@ class JobOptions(StrictModel):
     )
     save_every: Annotated[
         SaveEvery | None,
-        Option("STEPS|auto", Form.NUMBER, example="100", variable=user_env.SAVE_EVERY),
+        Option("STEPS", Form.NUMBER, example="100", variable=user_env.SAVE_EVERY),
     ] = Field(default=None, description=user_env.SAVE_EVERY.meaning)
     store_every: Annotated[
         SaveEvery | None,
-        Option("STEPS|auto", Form.NUMBER, example="1000", variable=user_env.STORE_EVERY),
+        Option("STEPS", Form.NUMBER, example="1000", variable=user_env.STORE_EVERY),
     ] = Field(default=None, description=user_env.STORE_EVERY.meaning)
     memory_path: Annotated[
         MemoryPath | None,
@@ -299,9 +299,6 @@ class JobOptions(StrictModel):
         ge=1,
         le=2**31 - 1,
         description=f"how many of the newest checkpoints stay; left out: {user_env.KEEP.default}",
-    )
-    keep_every: Annotated[int | None, Option("STEPS", Form.NUMBER, example="1000", variable=user_env.KEEP_EVERY)] = (
-        Field(default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too")
     )
     metrics: Annotated[
         Sinks | None,

@@ -8,7 +8,6 @@ flk_runtime.contract.log_format, and JSON.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from typing import Any, Final
@@ -17,11 +16,10 @@ import torch.distributed as dist
 
 from flk_plan.automatic import run_plan
 from flk_plan.bench.cases import Cases, Ended
-from flk_plan.bench.transport import transport, warning
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.discovery import RankInfo, discover
-from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.shared import failure_report
 from flk_runtime.system import device as devices
@@ -30,7 +28,6 @@ _FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
 _HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
 _ALONE: Final = "none"  # without communication: it shows what the computation takes
 _ROUNDS: Final = 2
-_NCCL_LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 class Benchmark:
@@ -44,7 +41,6 @@ class Benchmark:
 
     def run(self) -> dict[str, Any]:
         """Run all cases and return the result, on rank 0 with predictions. Collective."""
-        links = self._measure_links()
         strategies = self._request["strategies"] or strategies_of(self._info)
         measured: dict[str, dict[str, Any]] = {}
         for number in range(_ROUNDS):  # each strategy once in each, so that a slow minute is not one strategy's
@@ -53,25 +49,13 @@ class Benchmark:
                 if before is None or "error" not in before:
                     measured[name] = joined(before, self._measure(name, number))
         alone = measured.pop(_ALONE)
-        result = links | {"strategies": measured, "alone": alone, "steps": self._request["steps"]}
+        result = {"strategies": measured, "alone": alone, "steps": self._request["steps"], "warnings": []}
         if self._info.rank == 0:
             try:
-                result |= self._predict(links["collectives"], alone)
+                result |= self._predict(alone)
             except RuntimeFailure as error:
-                links["warnings"].append(f"no predictions: {error}")
+                result["warnings"] = [f"no predictions: {error}"]
         return result
-
-    def _measure_links(self) -> dict[str, Any]:
-        if self._info.world_size == 1:
-            return {"collectives": [], "transport": None, "warnings": []}
-        ended = self._cases.run("flk_plan.bench.collectives", lambda path: [path], _NCCL_LOG)
-        if ended.error:
-            raise SetupError(f"the ranks could not measure their network: {_with_output(ended)}")
-        used = transport(ended.output)
-        found = warning(user_env.FABRIC.read(os.environ), used) if self._info.nodes > 1 else None
-        for line in [found] if found else []:
-            self._say(f"warning: {line}")
-        return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}
 
     def _measure(self, strategy: str, number: int) -> dict[str, Any]:
         """Measure one strategy; the result is the slowest rank's result."""
@@ -94,14 +78,14 @@ class Benchmark:
             "memory": [each["memory"] for each in ranks],
         }
 
-    def _predict(self, collectives: list[Any], alone: dict[str, Any]) -> dict[str, Any]:
+    def _predict(self, alone: dict[str, Any]) -> dict[str, Any]:
         """Model, hardware, calibration and predictions, as `flk_plan` gives them for these measurements."""
         self._say("predicting the same steps")
         return run_plan(
             self._info,
             devices.select(self._info),
             self._command,
-            calibration={"alone": alone.get("seconds"), "queued": alone.get("queued"), "collectives": collectives},
+            calibration={"alone": alone.get("seconds"), "queued": alone.get("queued")},
         )
 
     def _say(self, text: str) -> None:

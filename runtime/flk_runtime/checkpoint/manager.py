@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
@@ -40,6 +39,17 @@ line is printed about one that is missing or left over."""
 _NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
 _IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
+
+def is_passed(every: int, before: int, steps: int) -> bool:
+    """Whether a multiple of ``every`` was reached after ``before`` steps, of which one call may do many; 0: never."""
+    return every > 0 and steps // every != before // every
+
+
+def next_multiple(every: int, steps: int) -> int:
+    """The first multiple of ``every`` after ``steps``; with 0 there is none."""
+    return (steps // every + 1) * every if every else sys.maxsize
+
+
 Progress = tuple[int, dict[str, tuple[int, ...]]]  # steps, and the numbers of loaders' positions by name
 
 
@@ -52,10 +62,8 @@ class CheckpointOptions:
     metadata: Mapping[str, Any]  # of the writer of the checkpoints: job, code, versions
     timeout: float  # seconds that a rank waits for the file of another
     keep: int = user_env.KEEP.default  # the newest checkpoints that stay
-    keep_every: int = user_env.KEEP_EVERY.default  # checkpoints whose step is a multiple of this stay too; 0: none
     store_every: int | None = None
-    """Steps between two checkpoints in storage, where memory keeps more; 0: only at the end; COMPUTED: as many as it
-    takes. None: each is stored."""
+    """Steps between two checkpoints in storage, where memory keeps more; 0: only at the end; None: each is stored."""
     resume: bool = True  # whether an existing checkpoint is restored
     needs_model: bool = True  # nothing is saved, and no step made, before a model is registered
     in_memory: bool = True  # the memory of the pods is used too; it has room for checkpoints of one place
@@ -119,7 +127,7 @@ class CheckpointManager:
     ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
         from flk_runtime.checkpoint.load import open_stored
-        from flk_runtime.checkpoint.save import Retention, Saver
+        from flk_runtime.checkpoint.save import Saver
         from flk_runtime.checkpoint.storage import find_newest
 
         destination = self._open_destination(options.place)
@@ -146,7 +154,7 @@ class CheckpointManager:
         self._saver = Saver(
             destination,
             self._memory,
-            retention=Retention(options.keep, options.keep_every),
+            keep=options.keep,
             metadata=options.metadata,
             timeout=options.timeout,
             on_saved=on_saved,
@@ -365,19 +373,19 @@ class CheckpointManager:
         """Why nothing is saved; empty if no place has refused."""
         return _NO_VOLUME if self._lacks_volume else self._saver.refusal if self._saver else ""
 
-    def save(self, steps: int, *, store: bool | None = None) -> None:
+    def save(self, steps: int) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
-        ``store``: whether storage gets it too, where that has an interval of its own; None: if the interval is over.
-        Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
+        Storage gets it too, unless it has an interval of its own that is not over. Returns when the state is copied; a
+        thread writes it. Raises CheckpointError on all ranks if the write before
         this one failed, and that or SetupError if a state cannot be saved.
         """
         if self._saver is None or not self._saver.can_save:
             return
         with own_page().during(Phase.SAVING):
-            self._save(self._saver, steps, store)
+            self._save(self._saver, steps)
 
-    def _save(self, saver: Saver, steps: int, store: bool | None) -> None:
+    def _save(self, saver: Saver, steps: int) -> None:
         if self._memory:
             CheckpointManager._outdated = True
         devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
@@ -396,7 +404,8 @@ class CheckpointManager:
             "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
-        if saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):
+        is_due = self._store_every is None or is_passed(self._store_every, self._stored, steps)
+        if saver.save(steps, chunks, plain, problem, store=is_due):
             self._stored = steps
         self._latest = steps
         self._saved = self._current_progress(steps)
@@ -433,13 +442,6 @@ class CheckpointManager:
                 "flk.per_rank(…) of the model and of its optimizer, to save each rank's, or flk.replicated(…), if rank "
                 "0's is right for all"
             )
-
-    def _is_stored(self, steps: int) -> bool:
-        """Whether a multiple of the interval of storage has been reached since the newest checkpoint there."""
-        every = self._store_every
-        if every is None or every == COMPUTED:
-            return True
-        return is_passed(every, self._stored, steps)
 
     def _collect(self) -> tuple[dict[str, SplitState], dict[str, Any], RuntimeFailure | None]:
         """This rank's share of the common state, its own states, and the reason why one cannot be saved.

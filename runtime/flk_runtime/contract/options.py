@@ -15,7 +15,7 @@ from flk_runtime.contract import quantities
 from flk_runtime.contract.status import Phase
 from flk_runtime.contract.variable import is_count
 
-AUTO: Final = "auto"  # in place of a value that flk chooses: of a strategy, the steps between saves, a target, a gang
+AUTO: Final = "auto"  # in place of a value that flk chooses: of a strategy, a target, a gang
 DILOCO: Final = "diloco"
 # Strategies of ranks that train one model. Those from no_shard on are named as in torch's FSDP ShardingStrategy;
 # no_shard is the same as ddp.
@@ -40,17 +40,15 @@ def parse_strategy(text: str) -> str:
 MOST_STEPS: Final = 2**31 - 1
 
 
-def check_interval(value: object, least: int = 0) -> int | str:
-    """Return ``value`` if it is auto or so many steps, at least ``least``. Raises ValueError with what was expected."""
-    if value == AUTO:
-        return AUTO
+def check_interval(value: object, least: int = 0) -> int:
+    """Return ``value`` if it is so many steps, at least ``least``. Raises ValueError with what was expected."""
     if is_count(value, least) and value <= MOST_STEPS:
         return value
-    raise ValueError(f"expected {AUTO} or a number of steps from {least} to {MOST_STEPS}")
+    raise ValueError(f"expected a number of steps from {least} to {MOST_STEPS}")
 
 
-def parse_interval(text: str) -> int | str:
-    """Return the number of steps that ``text`` is, or auto. Raises ValueError with what was expected."""
+def parse_interval(text: str) -> int:
+    """Return the number of steps that ``text`` is. Raises ValueError with what was expected."""
     return check_interval(int(text) if text.isdecimal() else text)
 
 

@@ -84,13 +84,11 @@ FABRIC: Final = Variable("FLK_FABRIC", "preset of NCCL's variables that the job 
 CHECKPOINT: Final = Variable(
     "FLK_CHECKPOINT", "folder of the checkpoints, or their address in S3: s3://BUCKET/PREFIX", ""
 )
-SAVE_EVERY: Final[Setting[int | str]] = Setting(
-    "FLK_SAVE_EVERY", "steps between two checkpoints; auto: computed from what a save costs", 100, parse_interval
-)
-STORE_EVERY: Final[Setting[int | str | None]] = Setting(
+SAVE_EVERY: Final = Setting("FLK_SAVE_EVERY", "steps between two checkpoints", 100, parse_interval)
+STORE_EVERY: Final[Setting[int | None]] = Setting(
     "FLK_STORE_EVERY",
-    "steps between two checkpoints in storage, where the memory of the pods keeps more; auto: computed; without it, "
-    "every checkpoint is stored",
+    "steps between two checkpoints in storage, where the memory of the pods keeps more; without it, every checkpoint "
+    "is stored",
     None,
     parse_interval,
 )
@@ -98,9 +96,6 @@ FULL_WORLD_SIZE: Final = Variable(
     "FLK_FULL_WORLD_SIZE", "ranks of the job when it has all its pods; set by the launcher", 0, integer()
 )
 KEEP: Final = Setting("FLK_KEEP", "number of the newest checkpoints that stay", 2, integer())
-KEEP_EVERY: Final = Setting(
-    "FLK_KEEP_EVERY", "checkpoints of which the step is a multiple of this stay too; 0: none", 0, integer()
-)
 SEED: Final = Setting("FLK_SEED", "seed of the random number generators", 0, integer())
 PREFLIGHT: Final[Setting[frozenset[str]]] = Setting(
     "FLK_PREFLIGHT",

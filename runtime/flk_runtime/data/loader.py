@@ -314,7 +314,7 @@ class EpochLoader:
         raise NotImplementedError
 
     def _restore(self, state: Mapping[str, Any], data: Any) -> None:
-        self._seed, self.is_trained, self._is_resumed = state["seed"], state.get("trained", False), True
+        self._seed, self.is_trained, self._is_resumed = state["seed"], state["trained"], True
         self._at = self._trained = Position(state["epoch"], state["consumed"], data)
 
     def rewind(self) -> None:

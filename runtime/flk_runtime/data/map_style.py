@@ -141,14 +141,14 @@ class Loader(EpochLoader):
                 f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
                 "data, or give the loader another name="
             )
-        if (state.get("order") == order.SAMPLED) != bool(self._drawn):
+        if (state["order"] == order.SAMPLED) != bool(self._drawn):
             now, then = ("a sampler", "none") if self._drawn else ("no sampler", "one")
             raise MismatchError(f"{self.name}: the loader has {now} here, and had {then} in the checkpoint")
         if state["shuffle"] != self._shuffle:
             raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
             )
-        kind = state.get("order", order.EARLIER if self._shuffle else order.OWN)
+        kind = state["order"]
         if kind not in order.KINDS:
             raise MismatchError(
                 f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "

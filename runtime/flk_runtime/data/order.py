@@ -20,11 +20,9 @@ OWN = "own"
 """The order that the dataset has."""
 SHUFFLED = "feistel"
 """The order of a loader that shuffles."""
-EARLIER = "randperm"
-"""The order of checkpoints of flk 0.1.0, which holds all positions in memory."""
 SAMPLED = "sampler"
 """The order that a sampler of the script gives."""
-KINDS = (OWN, SHUFFLED, EARLIER, SAMPLED)
+KINDS = (OWN, SHUFFLED, SAMPLED)
 
 _BLOCK = 4096  # samples whose indices are computed by one call
 _ROUNDS = 6
@@ -51,9 +49,6 @@ class EpochOrder:
         self._kind, self._samples, self.length = kind, samples, samples
         self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
-        if kind == EARLIER:
-            generator = torch.Generator().manual_seed(rng.derive_seed("order", seed, epoch))
-            self._all = torch.randperm(samples, generator=generator)
 
     def count(self, positions: range) -> int:
         return len(positions)
@@ -66,8 +61,6 @@ class EpochOrder:
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The indices of the samples at ``positions``, int64 of any shape."""
-        if self._kind == EARLIER:
-            return self._all[positions]
         if self._kind == OWN:
             return positions
         found = self._permuted(positions)

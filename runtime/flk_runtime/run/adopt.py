@@ -22,8 +22,8 @@ _STRATEGY: Final = "none"  # the script parallelizes its model itself
 def adopt(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    save_every: int | str | None = None,
-    store_every: int | str | None = None,
+    save_every: int | None = None,
+    store_every: int | None = None,
     keep: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,

@@ -23,8 +23,8 @@ def init(
     strategy: str | extensions.OuterOptions | None = None,
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    save_every: int | str | None = None,
-    store_every: int | str | None = None,
+    save_every: int | None = None,
+    store_every: int | None = None,
     keep: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,
@@ -52,11 +52,10 @@ def init(
       seeds the generators anew, so that what follows draws the same in every attempt.
     - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else
       none are written.
-    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
-      computed from what a save costs and how often the job failed.
+    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end.
     - ``store_every``: steps between two checkpoints in storage, where the memory of the pods keeps those of
-      ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end; ``auto``: computed.
-    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2. $FLK_KEEP_EVERY keeps more.
+      ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end.
+    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
     - ``log_every``: steps between two lines of metrics; 0: none.
     - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,
       separated by commas, or ``none``; default $FLK_METRICS, else what MLFLOW_TRACKING_URI and WANDB_PROJECT imply.

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import torch
 
-from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import PREFLIGHT_CHECKS, check_interval
 from flk_runtime.contract.variable import Variable, is_count
@@ -38,7 +37,6 @@ class RunOptions:
     save_every: int = 0
     store_every: int | None = None  # None: every checkpoint is stored
     keep: int = user_env.KEEP.default
-    keep_every: int = user_env.KEEP_EVERY.default
     log_every: int = LOG_EVERY
     begin_recording: extensions.BeginRecording | None = None  # of the lines of metrics, besides the log
     device: torch.device = _CPU
@@ -71,18 +69,16 @@ class RunOptions:
                 folder = None
             if folder and outer and outer.workers > 1:  # they may share a volume
                 folder = f"{folder}/worker-{outer.worker}"
-            keep, keep_every = retention(given.get("keep"))
             timeout = given.get("timeout", TIMEOUT)
             return cls(
                 strategy=strategy,
                 outer=outer,
-                seed=_count("seed", given.get("seed"), user_env.SEED),
+                seed=count("seed", given.get("seed"), user_env.SEED),
                 has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
                 checkpoint=folder,
                 save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
                 store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
-                keep=keep,
-                keep_every=keep_every,
+                keep=count("keep", given.get("keep"), user_env.KEEP, 1),
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
                 begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
                 device=device,
@@ -124,26 +120,20 @@ def _seconds(variable: Variable[Any]) -> float | None:
     return value
 
 
-def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int | None:
-    """A number of steps between checkpoints, or COMPUTED, from an argument, else from a variable."""
+def interval(name: str, value: int | None, variable: Variable[Any]) -> int | None:
+    """A number of steps between checkpoints, from an argument, else from a variable."""
     if value is None:
-        steps = setting(variable)
-    else:
-        try:
-            steps = check_interval(value)
-        except ValueError as error:
-            raise SetupError(f"{name}={value!r}: {error}") from None
-    return COMPUTED if isinstance(steps, str) else steps
+        steps: int | None = setting(variable)
+        return steps
+    try:
+        return check_interval(value)
+    except ValueError as error:
+        raise SetupError(f"{name}={value!r}: {error}") from None
 
 
-def retention(keep: int | None = None) -> tuple[int, int]:
-    """How many of the newest checkpoints stay, and the number whose multiples stay too; else from the environment."""
-    return max(1, _count("keep", keep, user_env.KEEP)), setting(user_env.KEEP_EVERY)
-
-
-def _count(name: str, value: int | None, variable: Variable[int]) -> int:
-    """An integer of 0 or more from an argument, else from a variable."""
-    return setting(variable) if value is None else _checked_count(name, value)
+def count(name: str, value: int | None, variable: Variable[int], least: int = 0) -> int:
+    """An integer of 0 or more from an argument, else from a variable; ``least`` in place of a smaller one."""
+    return max(least, setting(variable) if value is None else _checked_count(name, value))
 
 
 def _checked_count(name: str, value: int) -> int:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Callable
-from typing import Final
 
 import torch
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
-from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
+from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.process import current
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
-
-NO_STORAGE: Final = "store_every has no effect, since there is no storage for checkpoints"
 
 
 class Saves:
@@ -56,7 +51,6 @@ class Saves:
                 metadata=_metadata(options.strategy),
                 timeout=options.timeout,
                 keep=options.keep,
-                keep_every=options.keep_every,
                 store_every=options.store_every,
                 needs_model=needs_model,
                 in_memory=in_memory,
@@ -72,21 +66,13 @@ class Saves:
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
-        self._keep = self._interval(options.save_every, "saving")
-        self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
-        if self._store and not self.manager.has_storage:
+        self._keep, self._store = options.save_every, options.store_every
+        if self._store is not None and not self.manager.has_storage:
             self._store = None
-            context.say(NO_STORAGE)
-        elif self._store and not self.manager.keeps_in_memory:
+            context.say("store_every has no effect, since there is no storage for checkpoints")
+        elif self._store is not None and not self.manager.keeps_in_memory:
             context.say("no checkpoints in memory here: store_every says how often one is saved")
         self.note_beginning(self.manager.steps, self.manager.source)
-
-    def _interval(self, steps: int, verb: str) -> FixedInterval | AutoInterval:
-        if steps != COMPUTED:
-            return FixedInterval(steps)
-        info = self._context.rank_info
-        nodes = max(1, self._context.world_size // info.local_world_size)
-        return AutoInterval(self.manager.steps, nodes, info.attempt, verb)
 
     def begin_at(self, steps: int) -> None:
         """Leave the checkpoint alone, because the script has restored another one, of so many steps."""
@@ -99,11 +85,8 @@ class Saves:
         self._context.page.restored_from = SOURCES.index(source)
         self._context.page.restored = steps
 
-    def save(self, steps: int, *, wait: bool = False, store: bool | None = None) -> None:
-        """Save the state after ``steps`` steps, if there is a place and a model. Collective.
-
-        ``store``: whether storage gets it too, as in `CheckpointManager.save`.
-        """
+    def save(self, steps: int, *, wait: bool = False) -> None:
+        """Save the state after ``steps`` steps, if there is a place and a model. Collective."""
         if not self.manager.can_save:
             if wait:
                 self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
@@ -111,7 +94,7 @@ class Saves:
         with self._context.page.during(Phase.SAVING):  # the check before it too
             if self.before_save:
                 self.before_save()
-            self.manager.save(steps, store=store)
+            self.manager.save(steps)
             self._place.kept = True
             current.hold_memory(self._place.name)
             self.due = 0
@@ -123,26 +106,17 @@ class Saves:
 
         Returns whether later steps can save.
         """
-        can_save, keep, store = self.manager.can_save, self._keep, self._store
-        due: list[FixedInterval | AutoInterval] = []
-        if can_save and keep.is_due(before, steps) and (store is None or self.manager.keeps_in_memory):
-            due.append(keep)
-        if can_save and store and store.is_due(before, steps):
-            due.append(store)
-        if not due:
-            # The latest checkpoint may become complete in memory.
-            self.due = (
-                0 if self.manager.poll() else min(interval.next_after(steps) for interval in (keep, store) if interval)
-            )
-            return can_save
-        measured = [interval for interval in due if isinstance(interval, AutoInterval)]
-        begin = time.monotonic()
-        for auto in measured:
-            auto.begin(steps)
-        self.save(steps, store=store in due if isinstance(store, AutoInterval) else None)
-        if measured:
-            self._choose(measured, steps, time.monotonic() - begin)
-        return self.manager.can_save
+        can_save, store = self.manager.can_save, self._store or 0
+        if can_save and (self._is_kept(before, steps) or is_passed(store, before, steps)):
+            self.save(steps)
+            return self.manager.can_save
+        # The latest checkpoint may become complete in memory.
+        self.due = 0 if self.manager.poll() else min(next_multiple(every, steps) for every in (self._keep, store))
+        return can_save
+
+    def _is_kept(self, before: int, steps: int) -> bool:
+        """Whether a save is due that memory keeps, or storage if that has no interval of its own."""
+        return is_passed(self._keep, before, steps) and (self._store is None or self.manager.keeps_in_memory)
 
     def save_progress(self, steps: int) -> None:
         """Save progress since the latest save, if there is any. Collective."""
@@ -164,26 +138,11 @@ class Saves:
         self.complete()
         export_weights(place, file)
 
-    def _choose(self, measured: list[AutoInterval], steps: int, stopped: float) -> None:
-        """Have rank 0 compute the intervals of a save for which training stopped so many seconds. Collective."""
-        for auto in measured:
-            auto.copied(stopped)
-        seconds = self._context.page.step_seconds
-        chosen = process_group.on_main(lambda: [auto.choose(steps, seconds) for auto in measured])
-        for auto, (interval, line) in zip(measured, chosen, strict=True):
-            auto.next = steps + interval
-            if line:
-                self._context.print(line)
-
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step
-        if isinstance(self._keep, AutoInterval):
-            self._keep.completed(step)
 
     def _note_stored(self, step: int) -> None:
         self._context.page.stored = step
-        if isinstance(self._store, AutoInterval):
-            self._store.completed(step)
 
 
 def _metadata(strategy: str) -> dict[str, str]:

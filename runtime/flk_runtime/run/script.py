@@ -20,7 +20,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.run.options import interval, place_of, retention
+from flk_runtime.run.options import count, interval, place_of
 from flk_runtime.run.process import Place, current
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
@@ -39,7 +39,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     otherwise. The random states of every rank are saved too. Training stops until the state is copied; a thread writes
     it, and the end of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or
     ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the
-    pods too. $FLK_KEEP and $FLK_KEEP_EVERY say how many stay in storage, as for `init`.
+    pods too. $FLK_KEEP says how many stay in storage, as for `init`.
 
     Raises SetupError if there is no place for checkpoints or no process group, the run of `init` saves there, or an
     object cannot be saved, and CheckpointError on all ranks if the write before this one failed, or this one if
@@ -138,7 +138,6 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
         before.close()
         forget(before)
     page = progress.own_page()
-    last, every = retention()
     options = CheckpointOptions(
         place.name,
         seed=0,
@@ -148,9 +147,8 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
         needs_model=False,
         in_memory=in_memory,
         goes_back=before is not None and before.has_saved,
-        store_every=interval("", None, user_env.STORE_EVERY),
-        keep=last,
-        keep_every=every,
+        store_every=interval("store_every", None, user_env.STORE_EVERY),
+        keep=count("keep", None, user_env.KEEP, 1),
     )
     manager = place.manager = CheckpointManager(
         options,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsFloat
 
 import torch
 
-from flk_runtime.checkpoint.interval import FixedInterval
+from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
@@ -33,7 +33,7 @@ class Steps:
         self.is_open = False
         """Whether the latest step has not ended: it is counted, and what it makes due is not done."""
         self._before = 0  # the steps when it began
-        self._lines, self._next_line = FixedInterval(context.options.log_every), 0
+        self._log_every, self._next_line = context.options.log_every, 0
         self.outer: OuterLoop | None = None
         if context.options.begin_recording:
             context.options.begin_recording(context, saves.manager)
@@ -90,8 +90,8 @@ class Steps:
         if first:
             metrics.utilisation.begin()
         if report or done >= self._next_line:
-            self._next_line = self._lines.next_after(done)
-            if report or self._lines.is_due(before, done):
+            self._next_line = next_multiple(self._log_every, done)
+            if report or is_passed(self._log_every, before, done):
                 self._print_line(loss, values, epoch())
         if not self.is_open:
             self.is_open, self._before = True, before

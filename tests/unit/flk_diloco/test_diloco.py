@@ -37,8 +37,6 @@ from flk_runtime.wire import Refused, Stream
 from tests.support.certificates import make_certificate
 from tests.support.processes import until
 
-OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
-
 
 def test_options_as_text() -> None:
     assert DiLoCo.parse("") == DiLoCo()
@@ -117,13 +115,6 @@ def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
     assert not decode(encode(torch.zeros(7), "fp16"), "fp16", 7).any()
     with pytest.raises(ValueError, match="3 bytes are not 2 values of fp16"):
         decode(b"abc", "fp16", 2)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e-4, 1e-7, 2e-8, 1e-20, 1e-36])
-def test_fp16_keeps_the_digits_of_small_values(size: float) -> None:
-    values = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * size
-    found = decode(encode(values, "fp16"), "fp16", 3000)
-    assert ((found - values).abs() <= values.abs() * 2**-11 + values.abs().max() * 2**-39).all()
 
 
 def test_what_int8_loses_is_sent_later() -> None:
@@ -249,16 +240,6 @@ def test_a_lost_worker_holds_up_no_round_and_joins_at_a_boundary(within: bool) -
     assert workers.take(0) == [(2.0, "")]
 
 
-def test_a_worker_whose_connection_broke_gets_the_round_that_it_has_missed() -> None:
-    workers = Workers(2)
-    workers.join(0)
-    workers.join(1)
-    workers.contribute(0, 1.0)
-    workers.contribute(1, 3.0)
-    workers.join(1, 0)  # it had not received the result
-    assert workers.take(1) == [(2.0, ""), "begin"]
-
-
 def test_state_that_lacks_the_latest_round_is_completed() -> None:
     workers = Workers(2)
     workers.join(0)
@@ -305,30 +286,6 @@ def test_the_donor_is_lost() -> None:
     workers.rounds.give(0, 5, b"late")  # from the lost one
     workers.rounds.give(1, 5, b"parameters")
     assert workers.take(2) == ["catchup+joins"]
-
-
-def test_the_donor_is_lost_after_it_has_contributed() -> None:
-    """Its contribution is to a round of the parameters that are lost with it."""
-    workers = Workers(3)
-    workers.join(0, 5)
-    workers.join(1, 3)
-    workers.join(2, 3)
-    workers.contribute(0, 100.0, version=6)
-    workers.rounds.leave(0, 0.0, "killed")
-    workers.rounds.tick(10.1)
-    workers.contribute(1, 1.0, version=4)
-    workers.contribute(2, 2.0, version=4)
-    assert workers.take(1) == workers.take(2) == ["begin", (1.5, "")]
-
-
-def test_a_donor_that_connects_again_is_asked_again() -> None:
-    workers = Workers(3)
-    workers.join(0, 5)
-    workers.join(1, 5)
-    workers.join(2, 3)
-    assert workers.take(0) == ["begin", "give"]
-    workers.join(0, 5)  # what it was giving may be lost with its former connection
-    assert workers.take(0) == ["begin", "give"]
 
 
 def test_a_late_worker_is_told_apart() -> None:
@@ -406,16 +363,6 @@ def test_the_first_worker_after_all_have_left_sets_the_layout(hub: Hub) -> None:
     first.close()
     until(lambda: not hub._peers, "the hub knows that the worker has left")
     _connected(hub, 0, {**LAYOUT, "size": 5}).close()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"size": "x"}, {"size": 2**62}, {"workers": 0}, {"workers": 10**9}, {"wait": "x"}, {"dtype": "x"}],
-    ids=lambda changed: str(changed),
-)
-def test_a_layout_that_is_none_is_refused_and_sets_nothing(hub: Hub, changed: dict[str, Any]) -> None:
-    assert "its layout cannot be used" in _refusal(hub, {**LAYOUT, **changed})
-    _connected(hub, 0, LAYOUT).close()
 
 
 def test_nonsense_of_a_worker_ends_its_connection_only(hub: Hub) -> None:

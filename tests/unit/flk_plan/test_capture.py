@@ -14,10 +14,8 @@ from torch.nn import functional
 from flk_plan.capture import _HAS_RMS_NORM, CapturedModel, _Session, capture
 from flk_plan.choice import choose
 from flk_plan.communication import Cluster
-from flk_plan.fake import FakeMode
 from flk_plan.hardware import GPUS
 from flk_plan.plan import make_plan
-from flk_plan.trace import MemoryCounter
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions
@@ -229,23 +227,6 @@ def test_a_selection_by_values_is_refused(captured: Any) -> None:
         captured(script)
 
 
-def test_experts_in_float32_are_planned(captured: Any) -> None:
-    script = """
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 8, 8))
-
-    def forward(self, x):
-        return nn.functional.grouped_mm(x, self.weight, offs=torch.tensor([1, 4], dtype=torch.int32))
-
-model, x = Experts(), torch.randn(4, 8)
-optimizer = torch.optim.AdamW(model.parameters())
-shard(model, optimizer)
-"""
-    assert captured(script + STEP).trace is not None
-
-
 def test_a_model_on_meta_without_an_initializer_is_refused_as_in_a_run(captured: Any) -> None:
     script = "with torch.device('meta'):\n    model = block()\nshard(model)\n"
     with pytest.raises(SetupError, match=r"'0.weight' of the model is on the meta device, .*: pass init="):
@@ -330,27 +311,6 @@ def test_the_mfu_of_a_step_in_autocast_is_of_the_peak_of_its_products(captured: 
     peaks = GPUS["h100"].peak(torch.bfloat16) / GPUS["h100"].peak(torch.float32)
     same_time = of_autocast["step_seconds"] / plain["step_seconds"]
     assert of_autocast["mfu"] * same_time * peaks == pytest.approx(plain["mfu"])
-
-
-def test_a_step_after_an_evaluation_in_autocast_is_not_in_autocast(captured: Any) -> None:
-    evaluation = "model.eval()\nwith torch.autocast('cpu', torch.bfloat16): model(x)\nmodel.train()"
-    assert captured(f"{ACCUMULATE}\n{evaluation}\nmicro_batch()\noptimizer.step()").autocast is None
-
-
-def test_a_value_that_is_known_is_read_as_it_is() -> None:
-    given = torch.tensor(3)
-    with FakeMode(0):
-        assert given.item() == 3
-        assert torch.zeros(()).add(1).item() == 0
-
-
-def test_an_allocation_takes_memory_and_no_time() -> None:
-    with MemoryCounter(GPUS["h100"], lambda: False) as counter:
-        first = torch.empty(4)
-        held = first, first.new_empty(4), torch.empty_like(first), torch.empty_strided((4,), (1,))
-    counted = counter.start_segment()
-    assert counted.change == len(held) * 16
-    assert (counted.operations, counted.seconds) == (0, 0.0)
 
 
 def test_a_plan_has_the_shard_size_of_the_script(captured: Any) -> None:
@@ -477,37 +437,6 @@ class Model(nn.Module):
 
 model, x = Model(), torch.randn(4, 8)
 """
-
-
-REVERSED = """
-class Reversed(nn.Module):  # registered in another order than that of its use
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(block() for _ in range(3))
-        self.unused = nn.Linear(8, 8)
-        self.stem = nn.Linear(8, 8)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for index in (2, 0, 1):
-            x = self.blocks[index](x)
-        return self.head(x)
-
-model, x = Reversed(), torch.randn(4, 8)
-"""
-
-
-def test_gradients_become_ready_in_the_order_of_a_real_step(captured: Any) -> None:
-    found = captured(REVERSED + ADAMW + "shard(model, optimizer)" + STEP)
-    script: dict[str, Any] = {"__name__": "real"}
-    exec(BEGIN + REVERSED, script)
-    order: list[int] = []
-    for place, each in enumerate(script["model"].parameters()):
-        each.register_post_accumulate_grad_hook(lambda _, place=place: order.append(place))
-    script["model"](script["x"]).square().mean().backward()
-    assert list(found.trace.ready) == order
-    assert len(order) == 4 * 4
 
 
 def test_a_model_that_is_compiled_is_not_ranked(captured: Any) -> None:

@@ -129,15 +129,3 @@ def test_buckets_of_ddp_end_with_the_parameters_that_are_registered_first() -> N
     model.head = nn.Linear(8, 100 + DDP_BUCKET // 8, device="meta")
     sent = list(collectives("ddp", units_of(model, find_blocks(model, None), {}), 4, 1))
     assert [int(each.full_bytes // DDP_BUCKET) for each in sent] == [4, 4]
-
-
-def test_buckets_of_ddp_are_in_the_order_in_which_gradients_become_ready() -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(8, DDP_BUCKET // 32, bias=False), nn.Linear(8, 8, bias=False))
-    for ready, sizes in (
-        ((), [DDP_BUCKET + 256]),  # not known: the reverse of their registration
-        ((1, 0), [DDP_BUCKET + 256]),
-        ((0, 1), [256, DDP_BUCKET]),
-    ):
-        sent = list(collectives("ddp", units_of(model, [], {}, ready=ready), 4, 1))
-        assert [each.full_bytes for each in sent] == sizes

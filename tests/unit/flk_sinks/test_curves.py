@@ -79,9 +79,6 @@ class Kept:
     def waiting(self) -> list[Row]:
         return []
 
-    def unsettled(self) -> list[Row]:
-        return []
-
     def end(self, ended: str, timeout: float) -> None: ...
 
     def wait(self, patience: float = 0.0) -> None: ...
@@ -90,7 +87,7 @@ class Kept:
 def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
     """An attempt may save, and be killed, before its first line of metrics; or end without one."""
     row = Row(3, 1.5, {"loss": 2.0})
-    state = {"id": "gpt-1", "waiting": json.dumps([row])}
+    state = {"id": "gpt-1", "waiting": json.dumps([row]), "dropped": "[]"}
     for _ in range(2):
         curves = Curves(context)
         curves.load_state_dict(state)
@@ -104,30 +101,16 @@ def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
     assert json.loads(curves.state_dict()["waiting"]) == []
 
 
-def test_a_checkpoint_has_rows_that_a_killed_pod_may_lose(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(step, 1.5, {"loss": 2.0}) for step in range(150)]
-    writer = Kept()
-    monkeypatch.setattr(writer, "unsettled", lambda: rows)
-    curves = Curves(context)
-    curves._writers = {"wandb": writer}  # type: ignore[dict-item]
-    state = curves.state_dict()
-    assert [Row(*row) for row in json.loads(state["waiting"])] == rows[-100:]
-    assert json.loads(state["dropped"]) == [], "the sink has them, if it is not killed"
-
-
 def test_rows_that_a_checkpoint_has_no_room_for_are_told_at_the_resume(
     context: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Kept()
-    for name in ("waiting", "unsettled"):
-        monkeypatch.setattr(slow, name, lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
+    monkeypatch.setattr(slow, "waiting", lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
     curves = Curves(context)
     curves._writers = {"mlflow": slow}  # type: ignore[dict-item]
     Curves(context).load_state_dict(curves.state_dict())
     told = "the sinks were so slow before the resume that they may lack 3 lines of metrics, steps 0-2\n"
     assert capsys.readouterr().out == told
-    Curves(context).load_state_dict({"id": "of an older flk", "waiting": "[]"})
-    assert capsys.readouterr().out == ""
 
 
 def test_a_hyperparameter_whose_name_looks_like_a_secret_is_not_shown(context: Any) -> None:

@@ -5,6 +5,5 @@ package, when a run has checkpoints, since it imports torch.distributed.checkpoi
 """
 
 from flk_runtime.checkpoint.save.saver import Saver
-from flk_runtime.checkpoint.save.writer import Retention
 
-__all__ = ["Retention", "Saver"]
+__all__ = ["Saver"]

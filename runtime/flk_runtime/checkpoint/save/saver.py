@@ -17,7 +17,7 @@ import torch
 from flk_runtime.checkpoint.memory import PodMemory, Restorable, SaveKey
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard, Staging
-from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
+from flk_runtime.checkpoint.save.writer import StorageWriter
 from flk_runtime.checkpoint.shard import HeldShard
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
@@ -52,7 +52,7 @@ class Saver:
         destination: Destination | None,
         memory: PodMemory | None,
         *,
-        retention: Retention,
+        keep: int,
         metadata: Mapping[str, Any],
         timeout: float,
         on_saved: Callable[[int], None],
@@ -68,7 +68,7 @@ class Saver:
         if destination is not None:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
             self._writer = StorageWriter(
-                destination, retention, process_group.store(), self._rank, self._world_size, timeout
+                destination, keep, process_group.store(), self._rank, self._world_size, timeout
             )
         self._staging: Staging | None = None
         self._layout: list[Any] = []  # of the chunks of the latest plan

@@ -31,18 +31,6 @@ _LONGEST_POLL = 0.5
 _READ_LIMIT = 5.0  # seconds that rank 0 gives the others to read the result of a save
 
 
-class Retention:
-    """Which checkpoints stay: the newest ``last``, and the checkpoints whose step is a multiple of ``every``."""
-
-    def __init__(self, last: int = 2, every: int = 0) -> None:
-        self.last, self.every = last, every
-
-    def outdated(self, steps: list[int], newest: int) -> list[int]:
-        """The steps among ``steps`` to remove; none is after ``newest``."""
-        older = sorted(step for step in steps if step <= newest)
-        return [step for step in older[: -self.last] if not (self.every and step % self.every == 0)]
-
-
 class Shard(Protocol):
     """A whole shard in memory: its tensors, its plain values as the bytes of torch.save, and what has written it."""
 
@@ -59,11 +47,11 @@ class StorageWriter:
     """Writes shards to a destination. `write` runs on every rank; only one runs at a time."""
 
     def __init__(
-        self, destination: Destination, retention: Retention, store: Any, rank: int, world_size: int, timeout: float
+        self, destination: Destination, keep: int, store: Any, rank: int, world_size: int, timeout: float
     ) -> None:
         """``timeout``: seconds to wait for a rank."""
         self.destination = destination
-        self._retention, self._store, self._timeout = retention, store, timeout
+        self._keep, self._store, self._timeout = keep, store, timeout
         self._rank, self._world_size = rank, world_size
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
@@ -178,7 +166,8 @@ class StorageWriter:
             told = _told(error)
             return {**told, "error": f"cannot write the checkpoint {place}: {told['error']}"}
         try:
-            for step in self._retention.outdated(self.destination.steps(), header.step):
+            until_now = sorted(step for step in self.destination.steps() if step <= header.step)
+            for step in until_now[: -self._keep]:
                 self.destination.remove(step)
         except OSError:
             pass  # the next save tries again

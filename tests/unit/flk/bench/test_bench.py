@@ -1,4 +1,4 @@
-"""`flk bench` without ranks: NCCL's log, fits to measured collectives, the job, and the results that are kept."""
+"""`flk bench` without ranks: the job, and the results that are kept."""
 
 from __future__ import annotations
 
@@ -16,68 +16,6 @@ from flk.spec.job import Job
 from flk_plan.bench import script
 from flk_plan.bench.__main__ import joined
 from flk_plan.bench.cases import first_cause
-from flk_plan.bench.transport import transport, warning
-from flk_plan.calibration import Calibration, Link
-
-# Lines in the formats of NCCL's versions, with the prefix of host, process, thread and device.
-LOGS = {
-    "IB": [
-        "node-1:71:71 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>",
-        "node-1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.7<0>",
-        "node-1:71:90 [0] NCCL INFO Using network IB",
-    ],
-    "IB (RoCE)": [
-        "node-1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.7<0>",
-        "node-1:71:90 [0] NCCL INFO Using network IB",
-    ],
-    "Socket": [
-        "node-1:71:90 [0] NCCL INFO NET/IB : No device found.",
-        "node-1:71:90 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0>",
-        "node-1:71:90 [0] NCCL INFO Using non-device net plugin version 0",
-        "node-1:71:90 [0] NCCL INFO Using network Socket",
-    ],
-    "AWS Libfabric": [
-        "node-1:71:90 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)",
-        "node-1:71:90 [0] NCCL INFO Using network AWS Libfabric",
-    ],
-}
-
-
-@pytest.mark.parametrize("expected", LOGS)
-def test_the_transport_is_read_from_nccls_log(expected: str) -> None:
-    assert transport(LOGS[expected]) == expected
-
-
-def test_a_log_without_a_network_names_none() -> None:
-    assert transport(["node-1:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]) is None
-
-
-@pytest.mark.parametrize(
-    ("fabric", "used", "said"),
-    [
-        ("infiniband", "IB", None),
-        ("roce", "IB (RoCE)", None),
-        ("infiniband", "IBext", None),
-        ("roce", "IBext_v8", None),
-        ("efa", "AWS Libfabric", None),
-        ("socket", "Socket", None),
-        ("auto", "IB", None),
-        ("efa", None, None),
-        ("efa", "Socket", "NCCL uses the network Socket, and the job's fabric is efa: use an image with aws-ofi-nccl"),
-        ("infiniband", "Socket", "check that the pods have the RDMA devices"),
-        ("socket", "IB", "another network is there"),
-        ("auto", "Socket", "name it with --fabric"),
-        ("infiniband", "AWS Libfabric", "NCCL uses the network AWS Libfabric, and the job's fabric is infiniband"),
-        ("roce", "AWS Libfabric", "and NCCL_IB_GID_INDEX"),
-        ("gib", "gIB", None),
-        ("gib", "IB", None),
-        ("tcpx", "GPUDirectTCPX_v7", None),
-        ("tcpxo", "FasTrak", None),
-    ],
-)
-def test_a_transport_other_than_the_fabrics_is_a_warning(fabric: str, used: str | None, said: str | None) -> None:
-    found = warning(fabric, used)
-    assert found is None if said is None else said in str(found)
 
 
 def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None:
@@ -88,20 +26,6 @@ def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None
     store = "exit code 1: torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients"
     misuse = "exit code 1: torch.distributed.DistBackendError: NCCL error: ncclInvalidUsage: Duplicate GPU detected"
     assert first_cause([store, misuse]) == f"rank 1: {misuse}"
-
-
-def test_a_fit_finds_latency_and_bandwidth() -> None:
-    link = Link.fit([(size, 2e-3 + size * 1e-9) for size in (1 << 12, 1 << 20, 1 << 28)])
-    assert link.latency == pytest.approx(2e-3, rel=1e-6)
-    assert link.per_byte == pytest.approx(1e-9, rel=1e-6)
-    assert Link.fit([(1000, 1e-3)]) == Link(0.0, 1e-6)
-
-
-def test_a_calibration_travels_as_plain_data() -> None:
-    sizes = [[1 << 12, 1e-3], [1 << 20, 2e-3]]
-    given = {"compute": 2.0, "collectives": [{"kind": "all-gather", "ranks": 4, "stride": 2, "sizes": sizes}]}
-    calibration = Calibration.parse(given)
-    assert Calibration.parse(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
 def test_the_launch_of_a_step_is_the_shortest_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +49,7 @@ def result(time: float = 1.0, model: str = "a", nodes: int = 2) -> BenchResult:
     data: dict[str, Any] = {
         "model": model,
         "hardware": {"gpu": "H100", "nodes": nodes, "ranks": 8, "fabric": "efa"},
-        "calibration": {"compute": 1.5, "collectives": []},
+        "calibration": {"compute": 1.5},
         "time": time,
         "strategies": {
             "ddp": {"error": "out of memory"},

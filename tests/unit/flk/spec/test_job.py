@@ -248,7 +248,7 @@ def test_the_environment_of_every_rank() -> None:
             "deadline": "1m",
             "hang_timeout": 0,
             "save_every": 5,
-            "store_every": "auto",
+            "store_every": 50,
             "memory_path": "/nvme/",
             "metrics": "wandb,tensorboard:s3://b/c",
             "checkpoint": "c:/p",
@@ -268,7 +268,7 @@ def test_the_environment_of_every_rank() -> None:
         pod_env.DEADLINE: "60",
         user_env.HANG_TIMEOUT: "0",
         user_env.SAVE_EVERY: "5",
-        user_env.STORE_EVERY: "auto",
+        user_env.STORE_EVERY: "50",
         pod_env.MEMORY_PATH: "/nvme",
         user_env.METRICS: "wandb,tensorboard:s3://b/c",
         "NCCL_NET": "IB",  # the user's wins

@@ -8,7 +8,6 @@ import pytest
 
 from flk_diloco.worker import OuterLoop
 from flk_runtime.checkpoint.stateful import is_replicated
-from flk_runtime.contract import pod_layout
 from flk_sinks.curves import Curves
 
 
@@ -16,12 +15,3 @@ from flk_sinks.curves import Curves
 def test_flks_own_objects_have_one_state_in_the_extensions_too(kind: type) -> None:
     thing: Any = object.__new__(kind)
     assert is_replicated(thing)
-
-
-@pytest.mark.parametrize(
-    ("module", "expected"),
-    [*((f"{package}.any", True) for package in pod_layout.RUNTIME_PACKAGES), ("train", False), ("flk_runtime2", False)],
-)
-def test_an_object_of_the_script_has_a_state_on_each_rank(module: str, expected: bool) -> None:
-    thing: Any = type("Own", (), {"__module__": module})()
-    assert is_replicated(thing) == expected

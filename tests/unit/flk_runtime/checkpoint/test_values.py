@@ -180,11 +180,6 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert same(decode(read_back(encode_whole({"v": value}, ("extra",))), {}), {"v": value})
 
 
-def test_a_large_array_is_saved_as_a_tensor_and_a_small_one_beside_it() -> None:
-    values = {"large": np.zeros(1 << 12), "small": np.zeros(2)}
-    assert [chunk.name for chunk in split_tensors(values, ("x",)).chunks] == ["x.large"]
-
-
 @dataclasses.dataclass
 class Loop:
     itself: Any = None

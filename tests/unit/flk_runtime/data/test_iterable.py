@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, reader, shard
+from flk_runtime.data import IterableLoader, Loader, iterable, make_loader, reader, shard
 from flk_runtime.data.reader import ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import rng
@@ -32,7 +32,6 @@ from tests.support.loaders import Counted, Shares, loader_context
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)
 SAMPLES = st.integers(0, 150)
-CPU = torch.device("cpu")
 
 
 def steps_of(samples: int, begin: int, world_size: int, batch_size: int, **options: Any) -> list[list[Any]]:
@@ -70,26 +69,6 @@ def test_every_element_once_though_the_world_changes(samples: int, worlds: list[
                 seen.update(share if count else [])
     assert consumed == samples
     assert seen == Counter(range(samples))
-
-
-@given(samples=SAMPLES, world_size=WORLDS, batch_size=BATCHES)
-def test_drop_last_takes_full_steps_only(samples: int, world_size: int, batch_size: int) -> None:
-    steps = steps_of(samples, 0, world_size, batch_size, drop_last=True)
-    assert len(steps) == samples // (world_size * batch_size)
-    assert all(len(share) == batch_size for step in steps for _, _, share in step)
-
-
-def test_the_state_is_read_where_a_step_ends() -> None:
-    read: list[int] = []
-
-    def stream() -> Iterator[int]:
-        for number in range(10):
-            read.append(number)
-            yield number
-
-    steps = list(step_shares(stream(), 0, 2, 4, state=lambda: len(read)))
-    # The last two elements are fewer than a step, and one for each rank.
-    assert steps == [(2, 4, [0, 2]), (2, 8, [4, 6]), (1, None, [8])]
 
 
 def test_a_state_that_refers_to_what_changes_is_that_of_the_end_of_its_step() -> None:
@@ -193,18 +172,6 @@ def mark(numbers: list[int]) -> torch.Tensor:
     return torch.tensor([[number // 1000, os.getpid(), number % 1000] for number in numbers])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_one_process_reads_a_stream_and_all_workers_collate_its_samples_in_order(workers: int) -> None:
-    stream = one(Marked(23), collate_fn=mark, num_workers=workers)
-    rows = [row for batch in stream for row in batch.tolist()]
-    assert [number for _, _, number in rows] == list(range(23))
-    assert len({reader for reader, _, _ in rows}) == 1
-    collators = {collator for _, collator, _ in rows}
-    assert len(collators) == max(1, workers)
-    assert (os.getpid() in collators) == (workers == 0)
-    assert workers < 2 or rows[0][0] not in collators  # reading does not wait for collating
-
-
 def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
@@ -224,13 +191,6 @@ def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.Monkey
     for _ in IterableLoader(Numbers(6), context):
         events.append("step")
     assert " ".join(events) == "ask wait ask step wait ask step wait ask step wait"
-
-
-def test_the_dataset_is_told_the_epoch() -> None:
-    dataset = Numbers(5)
-    for _ in (stream := one(dataset)).epochs(3):
-        values(stream)
-    assert dataset.epochs == [0, 1, 2]
 
 
 def test_a_dataset_that_splits_itself_is_told_the_epoch() -> None:
@@ -342,24 +302,6 @@ def test_what_has_an_index_is_loaded_by_index() -> None:
     assert isinstance(one([1, 2, 3]), Loader)
     assert isinstance(one(range(10)), Loader)
     assert not isinstance(one({1, 2, 3}), Loader)
-
-
-class Sized(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-    def __len__(self) -> int:
-        return 6
-
-
-def test_an_iterable_with_a_length_stays_an_iterable() -> None:
-    assert values(one(Sized())) == list(range(6))
-
-
-def test_a_chain_of_iterables_has_no_length() -> None:
-    chain = Numbers(3) + Numbers(4)
-    assert length_of(chain) is None
-    assert values(one(chain)) == [0, 1, 2, 0, 1, 2, 3]
 
 
 def test_what_is_refused() -> None:

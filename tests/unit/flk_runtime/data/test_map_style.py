@@ -17,14 +17,12 @@ from torch.utils.data import TensorDataset
 
 from flk_runtime.data import Loader
 from flk_runtime.data.loader import to_device
-from flk_runtime.data.map_style import rank_share, step_sizes
 from flk_runtime.errors import MismatchError, SetupError
 from tests.support.loaders import Counted, loader_context
 
 WORLDS = st.integers(1, 9)
 BATCHES = st.integers(1, 7)
 SAMPLES = st.integers(1, 400)
-CPU = torch.device("cpu")
 
 
 def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
@@ -97,24 +95,6 @@ def test_drop_last_takes_full_steps_only(samples: int, world_size: int, batch_si
     assert len(set(given)) == len(given) == len(steps) * world_size * batch_size
 
 
-@given(size=st.integers(1, 100), world_size=WORLDS)
-def test_shares_of_a_step_cover_it(size: int, world_size: int) -> None:
-    shares = [range(*rank_share(size, world_size, rank)) for rank in range(world_size)]
-    assert all(shares)
-    assert set().union(*shares) == set(range(size))
-    if size >= world_size:
-        assert sum(map(len, shares)) == size
-
-
-def test_step_sizes_by_hand() -> None:
-    assert step_sizes(32, 4, 8, drop_last=False) == (4, 8)
-    assert step_sizes(37, 4, 8, drop_last=False) == (5, 5)  # the tail is a step
-    assert step_sizes(35, 4, 8, drop_last=False) == (4, 11)  # the tail joins the last step
-    assert step_sizes(35, 4, 8, drop_last=True) == (4, 8)
-    assert step_sizes(3, 4, 8, drop_last=False) == (1, 3)  # left over, after a resume with more ranks
-    assert step_sizes(0, 4, 8, drop_last=False) == (0, 0)
-
-
 @pytest.mark.promise("Training: Each sample comes once over ranks and workers")
 def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
     class Huge:
@@ -130,15 +110,6 @@ def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
     assert all(0 <= each < len(Huge()) for each in first)
 
 
-def test_iterating_runs_an_epoch_and_advances_it() -> None:
-    one = loader(10)
-    first = [x for (batch,) in one for x in batch.tolist()]
-    assert one.epoch == 1
-    second = [x for (batch,) in one for x in batch.tolist()]
-    assert sorted(first) == sorted(second) == list(range(10))
-    assert first != second
-
-
 def test_epochs_are_those_that_are_left() -> None:
     run = Counted()
     one = loader(10, events=run)
@@ -149,14 +120,6 @@ def test_epochs_are_those_that_are_left() -> None:
     assert seen == [(0, 3), (1, 3), (2, 3)]
     assert run.ended == [3]
     assert list(one.epochs(3)) == []
-
-
-def test_an_epoch_that_is_broken_out_of_is_over() -> None:
-    one = loader(10)
-    for _ in one.epochs(3):
-        for _ in one:
-            break
-    assert (one.epoch, one.consumed) == (3, 0)
 
 
 def test_steps_run_over_as_many_epochs_as_they_take() -> None:
@@ -246,13 +209,6 @@ def test_a_rank_that_looks_at_batches_trains_in_the_order_of_the_others() -> Non
                 taken[-1].append(batch.tolist())
                 train(run, one)
     assert taken[0] == taken[1]
-
-
-def test_a_position_before_the_first_step_is_not_that_of_a_look() -> None:
-    one = loader(20, events=Counted())
-    next(iter(one))
-    assert one.state_dict()["consumed"] == 0
-    assert numbers(itertools.islice(one.steps(1), 1)) == numbers(itertools.islice(resumed(one, 20), 1))
 
 
 def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import IterableLoader, Loader, MicroBatches, StepShare, parts_of
-from flk_runtime.data.micro_batches import count_pieces
+from flk_runtime.data import IterableLoader, Loader, StepShare, parts_of
 from flk_runtime.errors import SetupError
 from tests.support.loaders import Shares, loader_context
 
-CPU = torch.device("cpu")
 WORLDS = st.integers(1, 8)
 BATCHES = st.integers(1, 5)
 
@@ -87,12 +85,6 @@ def test_accumulated_micro_batches_are_one_batch_of_a_rank() -> None:
         assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [[3, 3], [3, 3], [2]])
     with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
         loader_context(3, accumulate=0)
-
-
-def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> None:
-    assert [count_pieces(128, ranks, 32) for ranks in (4, 3, 2, 1)] == [1, 2, 2, 4]
-    assert count_pieces(129, 4, 32) == 2
-    assert count_pieces(1, 4, 32) == 1
 
 
 def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
@@ -170,11 +162,6 @@ def test_batches_of_several_loaders_come_together_if_they_are_alike() -> None:
     assert [[one.tolist() for (one,) in pair] for pair, _ in parts] == [[[80, 81], [60, 61]], [[82, 83], [62, 63]]]
     with pytest.raises(SetupError, match=r"different sizes \(steps of 4, 3 samples\): take a loop over"):
         parts_of((first, other))
-
-
-def test_a_rank_with_fewer_samples_than_micro_batches_repeats_one_without_weight() -> None:
-    batch = MicroBatches(["a", "b"], [3, 1], StepShare(20, 4, 3))
-    assert list(parts_of(batch)[1]) == [("a", 0.75), ("b", 0.25), ("a", 0.0)]
 
 
 def test_an_iterable_keeps_its_global_batch_too() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.data.order import EARLIER, OWN, SHUFFLED, EpochOrder
+from flk_runtime.data.order import OWN, SHUFFLED, EpochOrder
 
 
 def shuffled(samples: int, seed: int = 0, epoch: int = 0) -> list[int]:
@@ -28,7 +27,6 @@ def test_an_order_depends_on_seed_and_epoch_only() -> None:
     part = EpochOrder(SHUFFLED, 100, 1, 2).at(torch.tensor([7, 90]))
     assert part.tolist() == [shuffled(100, 1, 2)[7], shuffled(100, 1, 2)[90]]
     assert EpochOrder(OWN, 5, 1, 2).at(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
-    assert EpochOrder(EARLIER, 5, 1, 2).at(torch.arange(5)).tolist() != [0, 1, 2, 3, 4]
 
 
 def test_all_orders_are_about_equally_frequent() -> None:
@@ -36,8 +34,3 @@ def test_all_orders_are_about_equally_frequent() -> None:
     assert len(counts) == 24
     assert min(counts.values()) > 60  # 100 is expected, with a deviation of 10
     assert max(counts.values()) < 150
-
-
-def test_neighbours_do_not_stay_together() -> None:
-    together = sum(abs(a - b) == 1 for seed in range(50) for a, b in itertools.pairwise(shuffled(500, seed)))
-    assert 60 < together < 150  # 100 of 24,950 are expected

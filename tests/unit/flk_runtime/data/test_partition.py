@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
 
-from flk_runtime.data.partition import shard, shard_range
+from flk_runtime.data.partition import shard
 from flk_runtime.errors import SetupError
 
 
@@ -37,11 +32,6 @@ def test_it_behaves_as_the_list_of_its_elements(length: int, index: int, begin: 
             one[index]
 
 
-@pytest.mark.parametrize("data", [torch.arange(10), numpy.arange(10), list(range(10)), "0123456789"])
-def test_anything_with_an_index(data: Any) -> None:
-    assert [int(element) for element in shard(data, 1, 3)] == [4, 5, 6]
-
-
 def test_elements_are_read_when_asked_for() -> None:
     class Data:
         def __len__(self) -> int:
@@ -52,11 +42,6 @@ def test_elements_are_read_when_asked_for() -> None:
             return 7
 
     assert shard(Data(), 1, 2)[1] == 7
-
-
-def test_it_is_a_dataset() -> None:
-    batches = DataLoader(shard(TensorDataset(torch.arange(10)), 1, 2), batch_size=2)
-    assert [batch.tolist() for (batch,) in batches] == [[5, 6], [7, 8], [9]]
 
 
 def test_what_is_refused() -> None:
@@ -70,10 +55,3 @@ def test_what_is_refused() -> None:
             shard([1], rank, world_size)
     with pytest.raises(SetupError, match="needs the process group, or rank and world_size"):
         shard([1, 2], 0)
-
-
-def test_shards_by_hand() -> None:
-    assert [list(shard_range(5, rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4]]
-    assert [list(shard_range(2, rank, 3)) for rank in range(3)] == [[0], [1], []]
-    assert repr(shard("abcde", 1, 2)) == "<DataShard: elements 3 to 4 of 5>"
-    assert repr(shard("a", 1, 2)) == "<DataShard: no elements of 1>"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -52,17 +50,6 @@ def test_a_pass_without_messages_after_an_averaged_one_is_refused_at_the_step(ma
     optimizer.step()
 
 
-def test_a_block_of_no_sync_in_another_one_leaves_that_on(make: Any, parameters: Any) -> None:
-    optimizer = make(parameters)
-    with optimizer.no_sync():
-        with optimizer.no_sync():
-            passes(*parameters)
-        passes(*parameters)
-        assert parameters[0].grad.tolist() == [2, 2]
-    passes(*parameters)
-    assert parameters[0].grad.tolist() == [1.5, 1.5]
-
-
 def test_a_pass_whose_gradients_are_dropped_may_reach_a_part(make: Any, parameters: Any) -> None:
     optimizer = make(parameters)
     for _ in range(2):
@@ -105,9 +92,3 @@ def test_a_script_may_set_state_and_groups(make: Any, parameters: Any) -> None:
     assert inner.state is state
     assert inner.param_groups is groups
     assert optimizer.param_groups is groups
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
-def test_it_is_neither_copied_nor_pickled(make: Any, parameters: Any, copied: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="save its state_dict"):
-        copied(make(parameters))

@@ -47,15 +47,6 @@ def test_by_default_a_repeated_class_that_is_made_of_modules() -> None:
     assert names(stacked, find_blocks(stacked, None)) == ["0.0", "0.1"]
 
 
-def test_blocks_within_blocks_are_not_searched_for() -> None:
-    model = Net(*(Block(nn.Sequential(Block(), Block())) for _ in range(2)))
-    assert names(model, find_blocks(model, None)) == ["parts.0", "parts.1"]
-    # By name all of them are blocks, inner ones first.
-    assert names(model, find_blocks(model, "Block")) == [
-        "parts.0.inner.0", "parts.0.inner.1", "parts.0", "parts.1.inner.0", "parts.1.inner.1", "parts.1",
-    ]  # fmt: skip
-
-
 def test_by_class_and_by_name() -> None:
     model = Net(Block(), nn.Sequential(nn.Linear(4, 4)))
     for wanted in (Block, "Block", [Block], ("Block",)):

@@ -28,12 +28,6 @@ def test_begins_once_before_the_first_call_with_gradients() -> None:
     assert not models[0]._forward_pre_hooks
 
 
-def test_begins_at_once_without_a_module() -> None:
-    begun: list[str] = []
-    at_first_pass([], lambda: begun.append("begun"))
-    assert begun == ["begun"]
-
-
 def test_copies_of_a_module_begin_nothing() -> None:
     model, begun = nn.Linear(1, 1), []
     at_first_pass([model], lambda: begun.append("begun"))
@@ -49,14 +43,6 @@ def test_the_compiler_traces_nothing_of_it() -> None:
     assert not begun
     model(ONE)
     assert begun == ["begun"]
-
-
-def test_what_is_removed_before_the_first_call_begins_nothing() -> None:
-    model, begun = nn.Linear(1, 1), []
-    at_first_pass([model], lambda: begun.append("begun"))()
-    model(ONE)
-    assert not begun
-    assert not model._forward_pre_hooks
 
 
 @pytest.mark.parametrize(

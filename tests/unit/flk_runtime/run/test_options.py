@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
 from flk_runtime.run.options import TIMEOUT, RunOptions
@@ -21,23 +20,18 @@ def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: 
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {"FLK_SEED": "3", "FLK_KEEP": "5", "FLK_SAVE_EVERY": "auto", "FLK_CHECKPOINT": "/there"}
+    environment = {"FLK_SEED": "3", "FLK_KEEP": "5", "FLK_SAVE_EVERY": "7", "FLK_CHECKPOINT": "/there"}
     found = read(environment, monkeypatch, seed=4, keep=0)
-    assert (found.seed, found.keep, found.save_every, found.checkpoint) == (4, 1, COMPUTED, "/there")
+    assert (found.seed, found.keep, found.save_every, found.checkpoint) == (4, 1, 7, "/there")
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.seed = 5  # type: ignore[misc]
-
-
-def test_only_an_elastic_job_that_scales_its_batch_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read({}, monkeypatch).keep_batch
-    assert not read({"FLK_BATCH": "scale"}, monkeypatch).keep_batch
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"seed": -1}, "seed=-1: expected an integer, 0 or more"),
-        ({"save_every": "often"}, "save_every='often': expected auto or a number of steps from 0 to 2147483647"),
+        ({"save_every": "often"}, "save_every='often': expected a number of steps from 0 to 2147483647"),
         ({"strategy": 3}, "strategy=3: expected a name, or options such as flk_diloco.DiLoCo"),
     ],
 )

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
-from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
@@ -110,7 +109,7 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
     saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
     saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
     saves._place = MagicMock()
-    saves._keep, saves._store, saves.due = FixedInterval(10), None, 0
+    saves._keep, saves._store, saves.due = 10, None, 0
     found = []
     for step in range(1, 12):
         if step == 4:

@@ -61,7 +61,6 @@ JOB_OPTIONS = [
     "--metrics mlflow,wandb,mlflow",
     "--memory-path /data/flk --volume data:/data",
     "--keep 0",
-    "--keep-every often",
     "--verify 0",
     "--checkpoint gs://bucket/a",
     "--node-selector gpu",

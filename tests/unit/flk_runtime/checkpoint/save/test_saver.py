@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.save import Retention, Saver
+from flk_runtime.checkpoint.save import Saver
 from flk_runtime.checkpoint.save import saver as saver_module
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
@@ -80,7 +80,7 @@ class Job:
         self.saver = Saver(
             storage,
             self.memory,
-            retention=Retention(9),
+            keep=9,
             metadata={},
             timeout=60.0,
             on_saved=self.saved.append,
@@ -237,30 +237,6 @@ def test_at_the_end_of_the_process_no_thread_is_asked_for(
     monkeypatch.setattr(threading, "main_thread", lambda: Mock(is_alive=lambda: False))
     assert job.save(1)
     assert (job.stored, job.lines) == ([1], [])
-
-
-def test_every_save_is_stored_where_storage_has_no_interval(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage, separate=False)
-    assert all(job.save(step) for step in (1, 2, 3))
-    job.saver.wait()
-    assert (job.saved, job.stored) == ([1, 2, 3], [1, 2, 3])
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    storage.full = True
-    job.save(4)
-    with pytest.raises(CheckpointError, match="No space left"):
-        job.save(5)
-
-
-def test_without_room_for_a_third_file_a_save_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage, limit=150_000)
-    assert job.save(1)
-    (line,) = job.lines
-    assert line.startswith("a save waits for storage while that still writes: ")
-    assert not job.save(2, store=False)
-    assert job.stored == [1]
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    job.saver.wait()
-    assert job.stored == [1, 2]
 
 
 def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_path: Path, storage: Storage) -> None:

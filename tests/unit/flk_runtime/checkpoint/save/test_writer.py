@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from flk_runtime.checkpoint.save import Retention, writer
+from flk_runtime.checkpoint.save import writer
 from flk_runtime.checkpoint.save.writer import StorageWriter
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.manifest import pointer_text
@@ -38,7 +38,7 @@ def destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderDestin
 
 def writer_of(rank: int, destination: FolderDestination, store: Any, world_size: int = 1) -> StorageWriter:
     """The writer of a rank that waits for no other."""
-    return StorageWriter(destination, Retention(), store, rank, world_size, timeout=0.0)
+    return StorageWriter(destination, 2, store, rank, world_size, timeout=0.0)
 
 
 def test_a_rank_that_does_not_answer_is_named_on_all_ranks(destination: FolderDestination) -> None:
