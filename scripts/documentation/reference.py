@@ -29,7 +29,7 @@ from flk.health import CAUSES, page
 from flk.manifest.bundle import COUNT_LIMIT, RAW_LIMIT, SIZE_LIMIT
 from flk.manifest.files import WALK_LIMIT
 from flk.spec import schema
-from flk.spec.fabric import fabrics
+from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import pod_env, user_env

@@ -32,7 +32,6 @@ class LogOutput:
         self,
         *,
         form: str = "text",
-        timestamps: bool = False,
         folder: Path | None = None,
         several: bool = False,
         raw: bool = False,
@@ -40,7 +39,7 @@ class LogOutput:
         """On a terminal, lines of metrics are for people, unless ``raw``.
 
         Raises UsageError if the folder has files already, or cannot be created."""
-        self._form, self._timestamps, self._folder, self._several = form, timestamps, folder, several
+        self._form, self._folder, self._several = form, folder, several
         self._for_people = form == "text" and folder is None and sys.stdout.isatty() and not raw
         self._metrics: dict[str, MetricsText] = {}  # by the names of jobs
         self._lock = threading.Lock()
@@ -83,8 +82,7 @@ class LogOutput:
         if self._form == "json":
             text = json.dumps(line.to_dict(), ensure_ascii=False)
         else:
-            stamp = f"{line.time} " if self._timestamps and line.time else ""
-            text = stamp + (line.message if self._folder else f"{line.job} " * self._several + self._shown(line))
+            text = line.message if self._folder else f"{line.job} " * self._several + self._shown(line)
         if self._folder is None:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()

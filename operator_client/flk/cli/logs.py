@@ -61,16 +61,6 @@ def logs(
             "not follow.",
         ),
     ] = False,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Put the time before each line at which the node has received it.")
-    ] = False,
-    fold: Annotated[
-        bool | None,
-        typer.Option(
-            "--fold/--no-fold",
-            help="Show equal lines of several ranks as one: [ranks 0-7]. Default: on a terminal only.",
-        ),
-    ] = None,
     output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
     output_folder: Annotated[
         Path | None,
@@ -82,13 +72,12 @@ def logs(
 ) -> int | None:
     """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
-    Of several jobs, each line begins with the name of its job, and the worst exit code counts.
+    Of several jobs, each line begins with the name of its job, and the worst exit code counts. On a terminal, equal
+    lines of several ranks are one: [ranks 0-7].
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
-    if fold and (output == "json" or output_folder):
-        raise UsageError("--fold: needs text on stdout")
     if first_error and (previous or rank or grep or container):
         raise UsageError("--first-error: excludes --previous, --rank, --grep and --container")
     from flk.cli.log_output import LogOutput
@@ -103,12 +92,12 @@ def logs(
         previous=previous,
         container=container,
         grep=_parse_pattern(grep),
-        fold=on_stdout and (sys.stdout.isatty() if fold is None else fold),
+        fold=on_stdout and sys.stdout.isatty(),
         raw=raw,
         colour=on_stdout and has_colours(sys.stdout),
     )
     chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
-    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder, several=chosen.are_several, raw=raw)
+    written = LogOutput(form=output, folder=output_folder, several=chosen.are_several, raw=raw)
     read = job_logs.first_error if first_error else job_logs.dump
 
     def show(client: JobClient, job: JobRef) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flk.observe.client import JobClient
     from flk.observe.observation import Observation
 
+ADDRESS: Final = "127.0.0.1"  # ssh -L and the like bring other machines there
 ANSWER: Final = 30.0  # seconds without an answer after which a connection is closed that its client will not write to
 LOOK: Final = 0.5  # seconds between two looks at whether the pod is there
 
@@ -37,15 +38,6 @@ def port_forward(
     namespace: Namespace = None,
     rank: Rank = None,
     pod: PodName = None,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--address",
-            metavar="ADDRESS",
-            help="Addresses of this machine to listen on: 0.0.0.0 lets other machines connect. Repeatable. "
-            "Default: 127.0.0.1.",
-        ),
-    ] = None,
 ) -> int:
     """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C or the end of the pod.
 
@@ -53,7 +45,6 @@ def port_forward(
     Exits with 1 when the pod has ended, and with 103 when the job was deleted.
     """
     wanted = [_ports(text) for text in ports]
-    addresses = [part for text in address or ["127.0.0.1"] for part in text.split(",")]
     from flk.observe.reader import pod_of
     from flk.observe.resources import PORT_FORWARD
 
@@ -62,18 +53,13 @@ def port_forward(
     watched = WatchedPod(client, job, str(target.name))
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         stack.callback(watched.close)
-        servers = [
-            (stack.enter_context(_listen(where, local, remote)), remote)
-            for local, remote in wanted
-            for where in addresses
-        ]
+        servers = [(stack.enter_context(_listen(local, remote)), remote) for local, remote in wanted]
         chosen = stack.enter_context(selectors.DefaultSelector())
         for server, remote in servers:
             server.setblocking(False)  # a client may have gone again before it is accepted
             chosen.register(server, selectors.EVENT_READ, remote)
-            host, port = server.getsockname()[:2]
-            host = f"[{host}]" if ":" in host else host
-            note(f"forwarding {host}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
+            port = server.getsockname()[1]
+            note(f"forwarding {ADDRESS}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
         watched.start()
         while not watched.lost:
             for ready, _ in chosen.select(LOOK):
@@ -144,14 +130,13 @@ class WatchedPod:
         )
 
 
-def _listen(address: str, local: int, remote: int) -> socket.socket:
+def _listen(local: int, remote: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, local), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
-        hint = f"name another one: {local + 1}:{remote}" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
-        raise UsageError(f"port {local} of {address} cannot be used: {reason}", hint=hint) from None
+        return socket.create_server((ADDRESS, local))
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        hint = f"name another one: {local + 1}:{remote}" if error.errno == errno.EADDRINUSE else ""
+        raise UsageError(f"port {local} of {ADDRESS} cannot be used: {reason}", hint=hint) from None
 
 
 def _forward(access: Access, target: RequestTarget, port: int, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    from flk.cli.screen import ProgressLine
+    from flk.cli.output import ProgressLine
     from flk.jobs.state import State
     from flk.jobs.wait import Goal, Waited
     from flk.observe.client import JobClient, JobRef
@@ -37,13 +37,6 @@ def wait(
         ),
     ] = None,
     timeout: Timeout = None,
-    fail_fast: Annotated[
-        bool,
-        typer.Option(
-            "--fail-fast/--no-fail-fast",
-            help="Stop waiting for a job that cannot go on and that does not resolve by itself (default), or wait on.",
-        ),
-    ] = True,
     output: Annotated[str | None, output_format("json", explained="json prints the last state on stdout")] = None,
 ) -> int | None:
     """Wait until a job ends, and exit with the job's exit code; of several jobs, until all have, with the worst code.
@@ -56,11 +49,11 @@ def wait(
     """
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
-    from flk.cli.screen import ProgressLine
+    from flk.cli.output import ProgressLine
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
-    waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None)
+    waiting = _Waiting(limit, until, progress, {} if output else None)
     try:
         code = waiting.conclude_all(chosen)
     except KeyboardInterrupt:
@@ -79,7 +72,6 @@ class _Waiting:
 
     limit: int | None
     goal: Goal | None
-    fail_fast: bool
     progress: ProgressLine
     states: dict[JobRef, dict[str, Any]] | None  # None: they are not wanted
 
@@ -93,7 +85,7 @@ class _Waiting:
             chosen.jobs,
             timeout=self.limit,
             goal=self.goal,
-            fail_fast=self.fail_fast,
+            fail_fast=self.limit != 0,
             report=self._report,
             watch=self.progress.show,
             note=self._told,

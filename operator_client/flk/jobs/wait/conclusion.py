@@ -75,7 +75,7 @@ def raise_for_state(
     if outcome == Outcome.STUCK:
         raise JobStuckError(
             f"job {name} is stuck: {state.message or state.reason}",
-            hint=f"{command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
+            hint=f"{command('why', name)} shows the cause and what to do",
             code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
         )
     if state.was_deleted:

@@ -423,7 +423,6 @@ def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake
         ("profile gpt", "text or json"),
         ("render train.py", "yaml or json"),
         ("stacks gpt", "text or json"),
-        ("submit train.py", "name, json or yaml"),
         ("top gpt", "text or json"),
         ("wait gpt", "json"),
         ("why gpt", "text, json or yaml"),

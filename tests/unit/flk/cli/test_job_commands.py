@@ -64,12 +64,11 @@ def add_both(fake: Any) -> None:
         "exec JOB",
         "restart --timeout 0s JOB",
         "cp JOB:/tmp/trace .",
-        "cp . JOB:rank/1:/tmp/",
+        "cp . JOB:/tmp/ --rank 1",
         "port-forward JOB 8080",
         "profile JOB",
         "top JOB",
         "scale JOB 2",
-        "report JOB -o json",
     ],
 )
 def test_the_kind_before_a_name_chooses_among_jobs_of_the_name(fake: Any, run: Run, command: str) -> None:

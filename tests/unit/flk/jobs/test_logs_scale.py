@@ -41,13 +41,11 @@ def add_job(fake: FakeApiServer, pods: int, lines: int) -> None:
 
 
 @pytest.mark.promise("Causes: No line of a log is lost")
-@pytest.mark.parametrize("options", [(), ("--fold",), ("--no-follow",)])
+@pytest.mark.parametrize("options", [(), ("--no-follow",)])
 def test_two_hundred_lines_from_each_of_a_hundred_pods(
     fake: FakeApiServer, kubeconfig: Path, options: tuple[str, ...]
 ) -> None:
     add_job(fake, 100, 200)
-    if options == ("--fold",):
-        fake.written = {pod: text.replace("line", f"{pod} line") for pod, text in fake.written.items()}
     run = subprocess.run(
         [sys.executable, "-c", MEASURED, "logs", "gpt", *options], capture_output=True, text=True, timeout=200
     )
@@ -120,7 +118,7 @@ INJECTION: list[Any] = [
 
 @pytest.mark.promise("Clusters: Text of others harms no terminal")
 @pytest.mark.parametrize("text", INJECTION)
-@pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "json"), ("--first-error",), ("--output-folder", "out")])
+@pytest.mark.parametrize("options", [(), ("-o", "json"), ("--first-error",), ("--output-folder", "out")])
 def test_lines_that_attack_the_terminal(
     fake: FakeApiServer,
     kubeconfig: Path,

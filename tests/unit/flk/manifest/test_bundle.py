@@ -16,7 +16,6 @@ import pytest
 
 from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
-from flk.manifest.files import accelerate_config_beside
 from flk.manifest.render import CHUNK, render
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
@@ -81,22 +80,6 @@ def test_files_whose_names_only_resemble_what_flk_writes_travel(tmp_path: Path, 
     bundle = make_bundle(job(), tmp_path)
     assert bundle.files == (*data, "train.py")
     assert not bundle.left_out
-
-
-def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found(tmp_path: Path, write: Write) -> None:
-    def found() -> str | None:
-        return accelerate_config_beside(tmp_path / "code" / "train.py", tmp_path)
-
-    write("code/train.py", content="from accelerate import Accelerator\n")
-    write("code/model.yaml", content="layers: 2\n")
-    assert found() is None
-    write("code/fsdp.yaml", content="compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
-    assert found() == "code/fsdp.yaml"
-    write("code/train.py", content="import torch\n")
-    assert found() is None
-    write("code/train.py", content="from transformers import Trainer\n")
-    write("code/ddp.yml", content="debug: false\ncompute_environment: LOCAL_MACHINE\n")
-    assert found() is None  # which one is not known
 
 
 def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: Path, write: Write, git: Any) -> None:

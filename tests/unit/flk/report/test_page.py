@@ -1,21 +1,25 @@
-"""The page of reports: what it contains, that text from elsewhere stays text, and that its size is bounded."""
+"""The page of a report: numbers, charts and the script that draws them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flk.report import page as module
 from flk.report.charts import OUTCOMES
 from flk.report.model import Excerpt, Report
-from flk.report.page import MARK, page_of
-from tests.support.reports import largest, report
+from flk.report.page import MARK, drawing_script, facts_of, page_of
+from flk_runtime.contract.record import Goodput
+from tests.support.jobs import NOW, JobBuilder
+from tests.support.reports import largest, report, telemetry
 
 SCRIPT = "window.drawn = 1;"
 STYLE = Path(module.__file__).with_name("page.css")
@@ -192,3 +196,68 @@ def test_each_section_can_be_reached_by_a_link() -> None:
     sections = [str(each["aria-labelledby"]) for each in page.of("section")]
     assert len(sections) == 8
     assert {f"#{each}" for each in sections} <= {str(each["href"]) for each in page.of("a")}
+
+
+def test_the_numbers_of_a_job() -> None:
+    facts = facts_of(report())
+    assert facts["Size"] == "4 pods × 8 ranks"
+    assert facts["Steps"] == "1,990 of 20,000"
+    assert facts["Goodput"] == "76%"
+    assert facts["Restarts"] == "1 of 3"
+    assert facts["Newest checkpoint"] == "step 1,980"
+    assert facts["Throughput"].endswith(" tokens/s")
+
+
+def test_the_time_of_a_step_is_the_median_of_an_even_number_too() -> None:
+    found = telemetry()
+    history = [replace(each, step_seconds=seconds) for each, seconds in zip(found.history, (1.0, 3.0), strict=False)]
+    assert facts_of(report(telemetry=replace(found, history=history)))["Step"] == "2 s"
+
+
+def test_steps_of_a_failed_job_are_those_that_it_did_though_none_was_stored() -> None:
+    made = report()
+    none = Goodput(NOW, {"lost": 6900.0}, 0, 0)
+    assert facts_of(replace(made, state=replace(made.state, goodput=none)))["Steps"] == "1,990 of 20,000"
+
+
+def test_what_is_not_known_is_empty() -> None:
+    facts = facts_of(report(telemetry=None, state=JobBuilder().state()))
+    assert {name for name, value in facts.items() if value} == {"Size"}
+
+
+def test_a_loss_that_is_no_number_is_said() -> None:
+    found = report(telemetry=replace(telemetry(), diverged=1200))
+    assert facts_of(found)["Last loss"] == "infinite or no number since step 1,200"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The calls of a package that stands in for vl-convert, which takes seconds."""
+    calls: list[str] = []
+
+    def bundle(snippet: str) -> str:
+        calls.append(snippet)
+        return 'x = "</script>"'
+
+    package = SimpleNamespace(javascript_bundle=bundle)
+    monkeypatch.setattr("importlib.metadata.version", {"vl-convert-python": "1.9"}.__getitem__)
+    monkeypatch.setitem(sys.modules, "vl_convert", package)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return calls
+
+
+def test_it_is_made_once_and_ends_no_element(made: list[str]) -> None:
+    first, second = drawing_script(), drawing_script()
+    assert first == second == 'x = "<\\/script>"'
+    assert made == ["window.vegaEmbed = vegaEmbed;"]
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(made: list[str], tmp_path: Path) -> None:
+    (tmp_path / "flk").write_text("a file in the place of the folder")
+    assert drawing_script() == drawing_script()
+    assert made == ["window.vegaEmbed = vegaEmbed;"] * 2
+
+
+def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert drawing_script() is None

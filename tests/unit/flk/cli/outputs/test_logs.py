@@ -29,7 +29,7 @@ def test_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
     assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
 
 
-@pytest.mark.parametrize("options", ["--timestamps", "--fold", "-o json", "--output-folder logs"])
+@pytest.mark.parametrize("options", ["-o json", "--output-folder logs"])
 def test_format(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     jobs.add(fake, "running")
     assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
@@ -103,7 +103,6 @@ def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
         "--pod ''",
         "--grep '('",
         "-o yaml",
-        "--fold -o json",
         "--first-error --rank 1",
         "--rank 2-1",
         "--tail -1",

@@ -30,7 +30,6 @@ def three(fake: FakeApiServer) -> None:
     [
         "flk status bert resnet",
         "flk status bert nowhere resnet",
-        "flk status -l team=nlp -o name",
         "flk logs resnet bert --no-follow --tail 1",
         "flk logs bert resnet --no-follow --tail 1 --rank 0 -o json",
         "flk suspend resnet gpt nowhere --timeout 10s",

@@ -9,8 +9,8 @@ import pytest
 from flk.errors import UsageError
 from flk.manifest.bundle import make_bundle
 from flk.manifest.environment import environment
+from flk.manifest.files import requirement_files
 from flk.spec.job import validated
-from flk.spec.packages import requirement_files
 from tests.support.commands import Run
 
 HASHED = "a==1 --hash=sha256:00\n"
