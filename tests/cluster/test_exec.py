@@ -72,7 +72,6 @@ def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, 
     assert forward.wait(timeout=30) == 130
 
     copies_in_both_directions(flk, tmp_path)
-    forwards_until_the_pod_is_gone(flk, kubectl)
 
 
 def copies_in_both_directions(flk: Any, folder: Path) -> None:
@@ -92,19 +91,6 @@ def copies_in_both_directions(flk: Any, folder: Path) -> None:
     )
     refused = flk("cp", "run/latest/shard.bin", "web:/etc/shard.bin", cwd=folder)
     assert (refused.code, "ermission denied" in refused.stderr) == (1, True), refused.stderr
-
-
-def forwards_until_the_pod_is_gone(flk: Any, kubectl: Any) -> None:
-    """A pod that is deleted, and a job that is."""
-    for rank, (command, *words), code in (
-        (1, (kubectl, "delete", "pod", "web-worker-1"), 1),
-        (0, (flk, "delete", "web"), 103),
-    ):
-        forward = flk.start("port-forward", "web", "0:8000", "--rank", str(rank))
-        assert f"of web-worker-{rank}" in forward.stderr.readline()
-        command(*words)
-        said = forward.communicate(timeout=60)[1]
-        assert (forward.returncode, "error: " in said, f"web-worker-{rank}" in said) == (code, True, True), said
 
 
 def fetched(port: int) -> bytes:

@@ -34,7 +34,7 @@ def list_(
     ] = None,
     output: Annotated[
         str,
-        output_format("text", "wide", "json", "yaml", "name", explained="text, wide (the cause too), json, yaml, name"),
+        output_format("text", "wide", "json", "name", explained="text, wide (the cause too), json, name"),
     ] = "text",
 ) -> None:
     """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it.
@@ -63,7 +63,7 @@ def list_(
         if (not phases or item.state.phase.value in phases) and (not mine or is_of(user, item.seen.job))
     ]
     states = sorted((item.state for item in listed), key=lambda state: (state.created, state.namespace, state.name))
-    if states or output in ("json", "yaml", "name"):
+    if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():
         note(f"there is no namespace {client.namespace} in this cluster")
@@ -80,8 +80,8 @@ def _text(states: list[State], output: str, now: float, *, all_namespaces: bool)
     from flk.terminal import printable, styled
     from flk.units import short_duration
 
-    if output in ("json", "yaml"):
-        return items_text([state.to_dict() for state in states], output)
+    if output == "json":
+        return items_text([state.to_dict() for state in states]) + "\n"
     if output == "name":
         return "".join(f"{qualified(state.kind, state.name)}\n" for state in states)
     header = ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]

@@ -1,4 +1,4 @@
-"""What commands print: JSON and YAML that every parser reads, aligned tables, and lines that fit a terminal."""
+"""What commands print: JSON that every parser reads, aligned tables, and lines that fit a terminal."""
 
 from __future__ import annotations
 
@@ -14,29 +14,19 @@ if TYPE_CHECKING:
     from flk.jobs.state import State
 
 
-def json_text(data: Any, *, indent: int | None = 2) -> str:
+def json_text(data: Any) -> str:
     """Return data as JSON. A number that JSON cannot have is a string: "NaN", "Infinity" or "-Infinity"."""
     try:
-        return json.dumps(data, indent=indent, allow_nan=False)
+        return json.dumps(data, indent=2, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(data), indent=indent)
+        return json.dumps(_finite(data), indent=2)
 
 
-def data_text(data: Any, form: str) -> str:
-    """Return data as text that ends with a line end. ``form`` is json or yaml."""
-    text = json_text(data)
-    if form == "json":
-        return f"{text}\n"
-    import yaml
-
-    return str(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True))
-
-
-def items_text(items: list[dict[str, Any]], form: str) -> str:
-    """Return the data of several jobs' states as text. ``form`` is json or yaml."""
+def items_text(items: list[dict[str, Any]]) -> str:
+    """Return the data of several jobs' states as JSON."""
     from flk.jobs.state import SCHEMA
 
-    return data_text({"schema": SCHEMA, "items": items}, form)
+    return json_text({"schema": SCHEMA, "items": items})
 
 
 def table(

@@ -13,19 +13,16 @@ import typer
 
 from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
-from flk.errors import ApiError, FlkError, ForbiddenError, JobDeletedError, UsageError
+from flk.errors import FlkError, UsageError
 from flk.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube import Access, RequestTarget
     from flk.kube.sockets import PodConnection
-    from flk.observe.client import JobClient
-    from flk.observe.observation import Observation
 
 ADDRESS: Final = "127.0.0.1"  # ssh -L and the like bring other machines there
 ANSWER: Final = 30.0  # seconds without an answer after which a connection is closed that its client will not write to
-LOOK: Final = 0.5  # seconds between two looks at whether the pod is there
 
 
 def port_forward(
@@ -39,10 +36,10 @@ def port_forward(
     rank: Rank = None,
     pod: PodName = None,
 ) -> int:
-    """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C or the end of the pod.
+    """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C.
 
     For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
-    Exits with 1 when the pod has ended, and with 103 when the job was deleted.
+    When the pod has ended, each connection is told so.
     """
     wanted = [_ports(text) for text in ports]
     from flk.observe.reader import pod_of
@@ -50,9 +47,7 @@ def port_forward(
 
     client, job = open_job(job, context, namespace)
     target = client.target(PORT_FORWARD, pod_of(client, job, rank, pod).name)
-    watched = WatchedPod(client, job, str(target.name))
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
-        stack.callback(watched.close)
         servers = [(stack.enter_context(_listen(local, remote)), remote) for local, remote in wanted]
         chosen = stack.enter_context(selectors.DefaultSelector())
         for server, remote in servers:
@@ -60,9 +55,8 @@ def port_forward(
             chosen.register(server, selectors.EVENT_READ, remote)
             port = server.getsockname()[1]
             note(f"forwarding {ADDRESS}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
-        watched.start()
-        while not watched.lost:
-            for ready, _ in chosen.select(LOOK):
+        while True:
+            for ready, _ in chosen.select():
                 listening: socket.socket = ready.fileobj  # type: ignore[assignment]
                 with contextlib.suppress(BlockingIOError):
                     connection = listening.accept()[0]
@@ -70,64 +64,7 @@ def port_forward(
                     # Opened by a thread: a slow API server must not hold up the other connections.
                     arguments = (client.api.access, target, ready.data, connection)
                     threading.Thread(target=_forward, args=arguments, daemon=True).start()
-    if watched.lost:
-        raise watched.lost[0]
     return int(ExitCode.INTERRUPTED)
-
-
-class WatchedPod:
-    """The pod of a job to which ports lead. A thread watches it: no listening client is told of its end.
-
-    ``lost`` gets the error that says that the pod, or the API server, is gone.
-    """
-
-    def __init__(self, client: JobClient, job: str, pod: str) -> None:
-        self.lost: list[FlkError] = []
-        self._client, self._job, self._pod = client, job, pod
-        self._uid = ""  # of the pod that was seen first
-        self._closed = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def close(self) -> None:
-        """End the thread soon."""
-        self._closed.set()
-
-    def _watch(self) -> None:
-        from flk.observe.follower import follow_job
-
-        try:
-            for seen in follow_job(self._client, self._job):
-                if error := self.loss(seen):
-                    self.lost.append(error)
-                if error or self._closed.is_set():
-                    return
-        except ForbiddenError:
-            return  # whoever may only connect to pods learns of the end from the connections
-        except FlkError as error:
-            self.lost.append(error)
-
-    def loss(self, seen: Observation) -> FlkError | None:
-        """Return the error that says how the pod has ended; None while it is there."""
-        from flk.observe.pods import phase_of
-
-        pod = next((each for each in seen.pods if each["metadata"]["name"] == self._pod), None)
-        if pod is not None and self._uid in ("", pod["metadata"]["uid"]):
-            self._uid = pod["metadata"]["uid"]
-            phase = phase_of(pod)
-            if phase not in ("Succeeded", "Failed"):
-                return None
-            end = f"has ended ({phase.lower()})"
-        else:
-            end = "was deleted"
-        if seen.gone is not None or ((seen.job or {}).get("metadata") or {}).get("deletionTimestamp"):
-            return JobDeletedError(f"job {self._job} was deleted, and pod {self._pod} with it")
-        return ApiError(
-            f"pod {self._pod} {end}: its ports are no longer forwarded",
-            hint=f"{self._client.commands.flk('why', self._job)} says why; the same command forwards to its next pod",
-        )
 
 
 def _listen(local: int, remote: int) -> socket.socket:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flk.cli.options import Context, Namespace, note, output_format
-from flk.cli.output import cut, data_text, items_text, phase_style, table, width_of, wrapped
+from flk.cli.output import cut, items_text, json_text, phase_style, table, width_of, wrapped
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError
 from flk.terminal import printable, styled
@@ -29,7 +29,7 @@ def status(
     selector: Selector = None,
     output: Annotated[
         str,
-        output_format("text", "wide", "json", "yaml", explained="text, wide (all pods, in full), json, yaml"),
+        output_format("text", "wide", "json", explained="text, wide (all pods, in full), json"),
     ] = "text",
 ) -> int | None:
     """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
@@ -40,8 +40,8 @@ def status(
     chosen = Chosen.of(jobs, selector, context, namespace, command="status")
     states: list[dict[str, Any]] = []
     code = _show_all(chosen, output, states)
-    if output in ("json", "yaml"):
-        sys.stdout.write(items_text(states, output) if chosen.as_list else data_text(states[0], output))
+    if output == "json":
+        print(items_text(states) if chosen.as_list else json_text(states[0]))
     return code
 
 
@@ -57,7 +57,7 @@ def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
                 raise looked
             if job in notes:
                 note(notes[job])
-            if output not in ("json", "yaml") and job != chosen.jobs[0]:
+            if output != "json" and job != chosen.jobs[0]:
                 print()
             codes.append(_show(chosen.client.for_job(job), looked, output, states))
         except FlkError as error:
@@ -68,7 +68,7 @@ def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
 def _show(client: JobClient, answer: Answer, output: str, states: list[dict[str, Any]]) -> int:
     """Print the status of a job, or add its state as data to ``states``; return the job's share of the exit code."""
     state = answer.state
-    if output in ("json", "yaml"):
+    if output == "json":
         states.append(state.to_dict())
     else:
         sys.stdout.write(status_text(state, client, wide=output == "wide"))

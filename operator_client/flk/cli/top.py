@@ -6,13 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, output_format, valid_jobs
-from flk.cli.output import json_text
+from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, valid_jobs
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from flk.observe.client import JobClient
     from flk_runtime.contract.telemetry import Telemetry
 
-SCHEMA: Final = "flk.dev/top/v1"
 _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
 _EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
@@ -50,7 +47,6 @@ def top(
     selector: Annotated[
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Only jobs with these labels: team=nlp.")
     ] = None,
-    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
 
@@ -60,12 +56,12 @@ def top(
     if job is not None and selector is not None:
         raise UsageError("name a job, or choose jobs with -l, but not both")
     try:
-        return _jobs(context, namespace, selector, output) if job is None else _job(job, context, namespace, output)
+        return _jobs(context, namespace, selector) if job is None else _job(job, context, namespace)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
 
 
-def _job(job: str, context: str | None, namespace: str | None, output: str) -> int | None:
+def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     from flk.cli.top_text import TopData, job_lines
     from flk.jobs.answer import get_state
     from flk.jobs.live import LiveJob
@@ -73,17 +69,12 @@ def _job(job: str, context: str | None, namespace: str | None, output: str) -> i
     client, name = open_job(job, context, namespace)
     state = get_state(client, name, note)
     live = LiveJob(client, name, state, measure)
-    if output == "json" or state.finished or not _on_a_terminal():
+    if state.finished or not _on_a_terminal():
         try:
             live.telemetry, live.missing = measure(client, name)
         except FlkError as error:
             live.missing = str(error)
-        if output == "json":
-            measured = live.telemetry and asdict(live.telemetry)
-            data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
-            print(json_text(data))
-        else:
-            _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width()))
+        _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width()))
         return None
 
     def lines(width: int) -> list[Line]:
@@ -100,7 +91,7 @@ def _job(job: str, context: str | None, namespace: str | None, output: str) -> i
     return None
 
 
-def _jobs(context: str | None, namespace: str | None, selector: str | None, output: str) -> int | None:
+def _jobs(context: str | None, namespace: str | None, selector: str | None) -> int | None:
     from flk.cli.top_text import Line, jobs_lines
     from flk.observe.client import JobClient
 
@@ -108,9 +99,6 @@ def _jobs(context: str | None, namespace: str | None, selector: str | None, outp
     read = _JobsReader(client, selector)
     states = read()
     nothing = f"there are no jobs{' that match' if selector else ''} in namespace {client.namespace}"
-    if output == "json":
-        print(json_text({"schema": SCHEMA, "items": [state.to_dict() for state in states]}))
-        return None
     if not _on_a_terminal():
         if states:
             _print(jobs_lines(states, client.now(), _width()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
-from flk.cli.output import data_text, table, width_of, wrapped
+from flk.cli.output import json_text, table, width_of, wrapped
 from flk.errors import UsageError
 from flk.terminal import printable, styled
 from flk.units import short_duration
@@ -22,7 +22,7 @@ def why(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
-    output: Annotated[str, output_format("text", "json", "yaml")] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Say why a job does not run, or why it ended: the cause, its evidence, and the remedy.
 
@@ -37,7 +37,7 @@ def why(
     if output == "text":
         sys.stdout.write(text(answer, client.now()))
     else:
-        sys.stdout.write(data_text(answer.to_dict(), output))
+        print(json_text(answer.to_dict()))
     return state.code if state.was_deleted else None
 
 

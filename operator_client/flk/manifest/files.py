@@ -31,7 +31,7 @@ from flk.spec.names import DNS_1035
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
-_OWN_FILES: Final = {"flk.yaml", "flk.schema.json", IGNORE_FILE}  # pods do not read them
+_OWN_FILES: Final = {"flk.yaml", IGNORE_FILE}  # pods do not read them
 # What flk report and flk profile write for a job where no other name or folder is given.
 _WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.(json\.gz|pickle))")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git

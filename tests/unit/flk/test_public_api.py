@@ -153,7 +153,7 @@ ON_A_TERMINAL_ONLY = {
     "plan": "it runs the script in processes of its own; -o json is for programs",
     "bench": "it submits jobs of its own and prints a table; -o json is for programs",
     "doctor": "it is about the cluster and no job; -o json is for programs",
-    "report": "it writes or serves a page for a browser; -o json is for programs",
+    "report": "it writes a page for a browser",
     "explain": "it prints a page of the documentation",
     "profile": "it writes files for a browser",
     "port-forward": "it holds ports of this machine until Ctrl-C",

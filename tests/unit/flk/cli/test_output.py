@@ -15,8 +15,6 @@ import pytest
 
 from flk.cli.output import ProgressLine, json_text, table, wrapped
 from flk.jobs.state import Phase, State
-from flk.jobs.wait import progress_text
-from flk.observe.progress import Progress
 from tests.support.terminal import on_a_terminal
 from tests.unit.flk.cli.outputs import jobs
 
@@ -29,7 +27,6 @@ def test_what_json_cannot_have_is_a_string() -> None:
     data = {"a": [1.5, float("nan"), (float("inf"), -float("inf"))], "b": {"c": None}}
     expected = {"a": [1.5, "NaN", ["Infinity", "-Infinity"]], "b": {"c": None}}
     assert json.loads(json_text(data), parse_constant=refuse) == expected
-    assert json_text({"a": 1}, indent=None) == '{"a": 1}'
 
 
 def test_where_a_table_is_too_wide_the_last_cell_stands_below_its_row() -> None:
@@ -40,13 +37,6 @@ def test_where_a_table_is_too_wide_the_last_cell_stands_below_its_row() -> None:
 
 def state(**fields: Any) -> State:
     return State("gpt", "team", "uid", Phase.RUNNING, 101, replicas=4, ready=3, **fields)
-
-
-def test_what_the_line_says() -> None:
-    assert progress_text(state()) == "3/4 pods ready"
-    known = Progress(0, 1200, 0.0, total=5000, step_time=0.25, loss=2.31234)
-    expected = "3/4 pods ready, step 1,200 of 5,000, 4 steps/s, loss 2.312, 15m50s left"
-    assert progress_text(state(progress=[known])) == expected
 
 
 def test_each_state_replaces_the_line_and_notes_remove_it() -> None:
@@ -63,14 +53,6 @@ def test_each_state_replaces_the_line_and_notes_remove_it() -> None:
             written += piece.decode()
     os.close(master)
     assert written == "\r\x1b[K3/4 pods ready\r\x1b[K"
-
-
-def test_nothing_is_written_to_a_file(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as file:
-        line = ProgressLine(file)
-        line.show(state())
-        line.clear()
-    assert (tmp_path / "log").read_text() == ""
 
 
 def test_a_wait_on_a_terminal_shows_it(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import socket
 import threading
@@ -12,7 +11,6 @@ import pytest
 
 from flk.cli import port_forward
 from flk.cli.port_forward import Forwarding
-from tests.support.api_server import JOBS, PODS
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
 
@@ -88,25 +86,6 @@ def test_several_ports(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert {port for _, port, _ in opened} == {8000, 6006}
     for client in clients:
         client.close()
-
-
-@pytest.mark.parametrize(
-    ("job", "pod", "code", "said"),
-    [
-        ({}, {}, 1, "pod gpt-worker-1 was deleted: its ports are no longer forwarded"),
-        ({}, {"phase": "Failed"}, 1, "pod gpt-worker-1 has ended (failed): its ports are no longer forwarded"),
-        ({"deletionTimestamp": "2026-01-01T02:00:00Z"}, {}, 103, "job gpt was deleted, and pod gpt-worker-1 with it"),
-    ],
-)
-def test_it_says_that_the_pod_is_gone_and_ends(fake: Any, run: Run, job: Any, pod: Any, code: int, said: str) -> None:
-    jobs.add(fake, "running")
-    fake.objects[JOBS]["gpt"]["metadata"] |= job
-    item = fake.objects[PODS]["gpt-worker-1"]
-    kind, changed = ("MODIFIED", {**item, "status": pod}) if pod else ("DELETED", item)
-    fake.watches[PODS].append([json.dumps({"type": kind, "object": changed}).encode() + b"\n"])
-    ended, _, errors = run("port-forward", "gpt", "0:8000", "--pod", "1")
-    assert ended == code
-    assert errors.splitlines()[1] == f"error: {said}"
 
 
 start = threading.Thread.start

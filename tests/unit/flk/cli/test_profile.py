@@ -13,7 +13,6 @@ import pytest
 
 from flk.cli.profile import profile, profile_text, stacks
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
-from flk.jobs import profiling
 from flk.jobs.copying import Container, Copied
 from flk.jobs.profiling import summarize
 from flk.kube import Object
@@ -137,15 +136,6 @@ def test_an_interrupted_profile_does_not_keep_the_process(cluster: Cluster, monk
         ended.set()
 
 
-def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
-        return Executed(1, b"", b"Traceback\nMemoryError\n")
-
-    monkeypatch.setattr(JobClient, "execute", execute)
-    with pytest.raises(ApiError, match="the program beside rank 0 in gpt-worker-0 does not answer: MemoryError"):
-        profile("gpt")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -159,12 +149,6 @@ def test_a_wrong_option(cluster: Cluster, options: dict[str, Any], message: str)
     with pytest.raises(UsageError, match=message):
         profile("gpt", **options)
     assert cluster.commands == []
-
-
-def test_too_many_ranks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "RANKS", 3)
-    with pytest.raises(UsageError, match="names 4 ranks, and at most 3 are profiled at once"):
-        profile("gpt", rank="all")
 
 
 def test_jobs_that_cannot_be_profiled(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,17 +180,6 @@ def test_a_pod_does_not_choose_where_a_file_lies(cluster: Cluster, path: object,
     with pytest.raises(ApiError, match="which is no profile"):
         profile("gpt", rank="3", steps=2)
     assert list(tmp_path.rglob("gpt-*")) == []
-
-
-def test_a_job_that_does_not_exist(fake: FakeApiServer) -> None:
-    with pytest.raises(JobNotFoundError):
-        stacks("gpt")
-
-
-def test_a_job_without_a_running_pod(fake: FakeApiServer) -> None:
-    JobBuilder(1).ended(0, 0).add_to(fake)
-    with pytest.raises(ApiError, match="no pod of gpt runs"):
-        stacks("gpt")
 
 
 def test_no_right_to_start_a_program_in_a_pod(fake: FakeApiServer) -> None:

@@ -57,17 +57,6 @@ def test_elsewhere_than_on_a_terminal_the_view_is_printed_once(
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["gpt", "Running"]
 
 
-def test_the_data(fake: FakeApiServer, commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    launched().add_to(fake)
-    top("gpt", output="json")
-    data = json.loads(capsys.readouterr().out)
-    data["telemetry"]["settings"].pop("image")
-    assert data["telemetry"] == asdict(MEASURED)
-    assert (data["job"]["name"], data["missing"]) == ("gpt", "")
-    top(output="json")
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["gpt"]
-
-
 def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
     JobBuilder(1).all("pod").add_to(fake)
     assert "container is waiting to start" in measure(JobClient.connect(), "gpt")[1]  # the log could not be read

@@ -98,7 +98,7 @@ def test_a_rank_has_the_gpu_of_its_place_where_there_is_one_for_each() -> None:
     (header,) = (each for each in lines if "RANK" in each)
     at = header.index("GPU")
     ranks = [each for each in lines if re.match(r"[> ] +\d", each)]
-    assert [each[at:].split()[0] for each in ranks] == ["97%", "40%", "-", "-"]
+    assert [each[at:].split()[0] for each in ranks] == ["-", "-", "97%", "40%"]
     pods = [replace(each, gpus=each.gpus[:1]) for each in found.pods]
     lines = [line.text for line in job_lines(TopData(state(2), NOW, replace(found, pods=pods)), 100)]
     assert not [each for each in lines if "RANK" in each and "GPU" in each]

@@ -91,21 +91,6 @@ def test_the_launchers_know_of_gpus_where_there_are_any(
     assert (tmp_path / "seen").read_text().strip() == seen
 
 
-def test_ranks_without_a_gpu_of_their_own_are_told_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES," >> seen\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(run, "interpreter", lambda: (str(python), ""))
-    monkeypatch.setattr(run, "count_gpus", lambda: 1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    job = validated({"name": "a", "command": "a.py", "replicas": 2})
-    assert run.LocalRun(job, tmp_path).run() == 0
-    assert (tmp_path / "seen").read_text() == ",\n,\n"
-    assert "so they train on the CPU" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("replicas", "gpu", "here", "visible", "said"),
     [

@@ -15,14 +15,12 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import flk
 from flk.errors import UsageError
 from flk.manifest.pod import START, patched
 from flk.spec.defaults import apply, parse
 from flk.spec.hardware import gpu_types
 from flk.spec.job import validated
 from flk.spec.mounts import SOURCES, Mount
-from flk.spec.names import label_key, label_value
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord
 from tests.support.commands import Run
@@ -163,14 +161,6 @@ def test_a_type_of_gpus_is_an_affinity_to_nodes_with_one_of_the_known_labels(pod
     assert found == gpu_types()["H100"]
 
 
-def test_the_labels_of_all_types_are_labels() -> None:
-    assert [*gpu_types()] == sorted(gpu_types())
-    for of_type in gpu_types().values():
-        for key, values in of_type.items():
-            label_key(key)
-            assert values == sorted({label_value(value) for value in values})
-
-
 def test_a_namespace_may_forbid_kinds_of_volumes() -> None:
     site = parse([("d", "forbidden_volumes: [hostpath, nfs]")])
     assert apply(validated({"command": "a.py", "volumes": ["data:/d"]}), site)
@@ -246,45 +236,6 @@ def test_the_topology_of_a_job_is_told_to_the_scheduler_and_to_kueue(run: Run, s
     assert f"{strength}DuringSchedulingIgnoredDuringExecution" in template["spec"]["affinity"]["podAffinity"]
 
 
-def test_devices_of_another_vendor(run: Run) -> None:
-    job = rendered(run, "--resource", "amd.com/gpu=8", "--resource", "rdma/hca=1")
-    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    assert container["resources"]["limits"] == {"amd.com/gpu": "8", "rdma/hca": "1"}
-    assert job["spec"]["nprocPerNode"] == "8"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--resource", "gpu=8"], "--resource gpu: must be the name of a device plugin's resource"),
-        (["--resource", "nvidia.com/gpu=8"], "--resource nvidia.com/gpu: nvidia.com/gpu is requested by gpu"),
-        (["--resource", "amd.com/gpu=0"], "amd.com/gpu must be at least 1"),
-        (["--resource", "amd.com/gpu=some"], "--resource amd.com/gpu: must be a whole number"),
-        (["--label", "flk.dev/job=other"], "--label: flk or the training operator sets flk.dev/job"),
-        (["--label", "kueue.x-k8s.io/queue-name=q"], "--label: queue sets it"),
-        (["--label", "team"], "--label"),
-        (["--label", "team=a b"], "--label: must be at most 63 letters"),
-        (["--annotation", "a b=c"], "--annotation: must be at most 63"),
-        (["--pull-secret", "A_B"], "--pull-secret: must be lower-case"),
-        (["--service-account", ""], "--service-account: must be lower-case"),
-        (["--priority-class", "high!"], "--priority-class: must be lower-case"),
-    ],
-)
-def test_bad_values_are_refused(run: Run, flags: list[str], message: str) -> None:
-    Path("train.py").write_text("")
-    code, _, stderr = run("render", "train.py", *flags)
-    assert code == 2
-    assert message in stderr
-
-
-def test_python_api() -> None:
-    job = flk.Job(command=["train.py"], pods={"labels": {"team": "vision"}})
-    assert job.pods is not None
-    assert job.pods.labels == {"team": "vision"}
-    with pytest.raises(UsageError, match=r"pods\.label: unknown key"):
-        job.changed(pods={"label": {}})
-
-
 def test_an_image_without_python_leaves_a_record_of_a_usage_error(tmp_path: Path) -> None:
     env = {"FLK_POD_INDEX": "1", "FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "n", "FLK_TERMINATION_LOG": "log"}
     words = ["/bin/sh", "-c", START, "flk", "no-such-python", "-u"]
@@ -325,17 +276,6 @@ def merged(base: Any, patch: Any) -> Any:
         assume(False)
 
 
-def has_twins(value: Any) -> bool:
-    """Whether two items of a list have one name or one mountPath, at any depth."""
-    if isinstance(value, dict):
-        return any(map(has_twins, value.values()))
-    if not isinstance(value, list):
-        return False
-    known = [item for item in value if isinstance(item, dict)]
-    given = [[item[key] for item in known if isinstance(item.get(key), str)] for key in ("name", "mountPath")]
-    return any(len(set(each)) < len(each) for each in given) or any(map(has_twins, value))
-
-
 def nulls(value: Any) -> int:
     """The number of keys that are null, at any depth."""
     if isinstance(value, dict):
@@ -355,27 +295,7 @@ def test_no_key_of_the_result_is_null(base: dict[str, Any], patch: dict[str, Any
     assert nulls(merged(base, patch)) == 0
 
 
-@given(MAPPINGS)
-def test_an_empty_patch_changes_nothing(base: dict[str, Any]) -> None:
-    assert patched(base, {}) == base
-
-
 @given(MAPPINGS, PATCH_MAPPINGS)
 def test_keys_are_those_of_both_without_the_removed_ones(base: dict[str, Any], patch: dict[str, Any]) -> None:
     removed = {key for key, value in patch.items() if value is None}
     assert merged(base, patch).keys() == (base.keys() | patch.keys()) - removed
-
-
-@given(MAPPINGS, PATCH_MAPPINGS)
-def test_a_patch_that_is_applied_twice_is_applied_once(base: dict[str, Any], patch: dict[str, Any]) -> None:
-    assume(not has_twins(patch))  # with a base the last one wins, and without one Kubernetes refuses both
-    once = merged(base, patch)
-    assert merged(once, patch) == once
-
-
-@given(MAPPINGS, PATCH_MAPPINGS)
-def test_values_of_the_patch_that_are_not_collections_win(base: dict[str, Any], patch: dict[str, Any]) -> None:
-    result = merged(base, patch)
-    for key, value in patch.items():
-        if not isinstance(value, dict | list | None):
-            assert result[key] == value

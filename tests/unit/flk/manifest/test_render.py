@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk.errors import UsageError
-from flk.health.resources import is_selected
 from flk.manifest import Bundle
 from flk.manifest.pod import pod_template
 from flk.manifest.render import render, to_json, to_yaml
@@ -49,22 +48,6 @@ def test_a_node_has_the_type_of_gpus_and_is_none_to_avoid() -> None:
     terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert len(terms) > 2
     assert all(term["matchFields"][0]["values"] == ["a"] and term["matchExpressions"] for term in terms)
-
-
-def test_avoided_nodes_are_an_affinity_by_name_beside_that_of_the_topology() -> None:
-    """The API server takes one name in each expression on a field."""
-    job = validated({"name": "n", "command": "train.py", "nodes": {"avoid": ["a", "b.c"]}, "topology": "rack"})
-    spec = pod_template(job, Bundle(runtime=b"x"), ["runtime-0"])["spec"]
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term == {
-        "matchFields": [
-            {"key": "metadata.name", "operator": "NotIn", "values": ["a"]},
-            {"key": "metadata.name", "operator": "NotIn", "values": ["b.c"]},
-        ]
-    }
-    assert "podAffinity" in spec["affinity"]
-    nodes = [{"metadata": {"name": name, "labels": {}}} for name in ("a", "b.c", "c")]
-    assert [is_selected(node, spec) for node in nodes] == [False, False, True]
 
 
 def test_equal_arguments_give_equal_manifests_that_share_nothing() -> None:
@@ -132,8 +115,3 @@ def test_what_is_not_quoted_looks_like_nothing_else(text: str) -> None:
     line = to_yaml([{"value": text}]).splitlines()[-1]
     if line == f"value: {text}":
         assert not SPECIAL.fullmatch(text)
-
-
-def test_what_is_plain_stays_plain() -> None:
-    text = to_yaml([{"image": "flktrain/flk:0.1.0-cpu", "path": "/flk/ship", "key": "nvidia.com/gpu"}])
-    assert '"' not in text
