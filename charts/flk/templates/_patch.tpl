@@ -31,7 +31,7 @@
 {{- end }}
 
 {{/* `.base` merged with `.patch`, as JSON in `value`; `.path` names the patch in errors. The rules are those of patched()
-in operator_client/flk/manifest/patch.py, and tests/unit/flk/manifest/patches.yaml has cases that test both. */}}
+in operator_client/flk/manifest/pod.py, and tests/unit/flk/manifest/patches.yaml has cases that test both. */}}
 {{- define "flk.patched" -}}
 {{- range $kind, $name := dict "map" "a mapping" "slice" "a list" }}
 {{- if and (kindIs $kind $.base) $.base (not (kindIs $kind $.patch)) }}

@@ -132,7 +132,7 @@ def error_of(**fields: Any) -> UsageError:
         ),
         ({"ship": ["a", 1], "save_every": "x", "elastic": {"mn": 1, "max": 2}}, (
             "flk.yaml: elastic.mn: unknown key\n"
-            "flk.yaml: save_every: must be a number of steps or auto (is 'x')\n"
+            "flk.yaml: save_every: must be auto or a number of steps from 1 to 2147483647 (is 'x')\n"
             "flk.yaml: ship[1]: must be text (is the number 1)"
         )),
     ],
