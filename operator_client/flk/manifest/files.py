@@ -128,8 +128,11 @@ def check_files(job: Job, root: Path, *, here: bool = False) -> None:
     """
     if job.ship is False:
         return
+    checks: list[Callable[[Job, Path], object]] = [partial(find_script, here=here), _required_files]
+    if not here:
+        checks.append(_shipped_files)
     mistakes = []
-    for check in (partial(find_script, here=here), _required_files, *([] if here else [_shipped_files])):
+    for check in checks:
         try:
             check(job, root)
         except UsageError as error:
