@@ -34,6 +34,7 @@ class FlkError(Exception):
     """The base class. Its text says what went wrong and why, in one line; ``hint`` says what to do next."""
 
     code = ExitCode.ERROR
+    mistakes: Sequence[FlkError] = ()  # of one request, if there are several; each is printed by itself
 
     def __init__(self, message: str, *, hint: str = "", code: ExitCode | None = None) -> None:
         super().__init__(message)
@@ -46,6 +47,16 @@ class UsageError(FlkError):
     """The command line, the job file or a value in it is wrong. Nothing was created."""
 
     code = ExitCode.USAGE
+
+    @classmethod
+    def of(cls, errors: Sequence[UsageError]) -> UsageError:
+        """Return one error for all mistakes in a request. Its text has a line for each."""
+        mistakes = [mistake for error in errors for mistake in error.mistakes or [error]]
+        if len(mistakes) == 1:
+            return errors[0]
+        together = cls("\n".join(map(str, mistakes)))
+        together.mistakes = mistakes
+        return together
 
 
 class ApiError(FlkError):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flk.errors import FlkError, UsageError
+from flk.local.machine import interpreter
 from flk.local.places import packages_folder
-from flk.local.python import interpreter
 from flk.spec.job import Job
 from flk.terminal import printable_lines
 

@@ -57,9 +57,12 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 def print_error(error: FlkError, *, hint: bool = True, about: str = "") -> None:
     """Print an error on stderr: a line of what went wrong and why, and (``hint``) a line of what to do next.
 
-    ``about`` stands before it.
+    ``about`` stands before it. Several mistakes in one request have a line each.
     """
-    advice = f"{styled('hint:', 'good', sys.stderr)} {one_line(error.hint)}\n" if error.hint and hint else ""
-    # In one piece: threads may print at once.
-    sys.stderr.write(f"{styled('error:', 'bad', sys.stderr)} {about}{one_line(str(error))}\n{advice}")
+    lines = []
+    for mistake in error.mistakes or [error]:
+        lines.append(f"{styled('error:', 'bad', sys.stderr)} {about}{one_line(str(mistake))}\n")
+        if mistake.hint and hint:
+            lines.append(f"{styled('hint:', 'good', sys.stderr)} {one_line(mistake.hint)}\n")
+    sys.stderr.write("".join(lines))  # in one piece: threads may print at once
     sys.stderr.flush()

@@ -109,6 +109,22 @@ def short_duration(seconds: float) -> str:
     return duration_text(whole - whole % coarse)
 
 
+def time_text(seconds: float) -> str:
+    """Return a time of less than some minutes with three digits: ``1.25 s``, ``12.3 ms``, ``150 us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def number_text(value: float) -> str:
+    """Return a number with three digits and k, M or G, or with four digits if it is less than 10,000."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.4g}"
+
+
 def created_at(item: Mapping[str, Any]) -> float:
     """Return when an object of the Kubernetes API was created, in seconds since the epoch."""
     return timestamp(item["metadata"].get("creationTimestamp"))

@@ -10,7 +10,6 @@ a rank hangs, and the training raises an exception at the end.
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -112,11 +111,8 @@ def until(what: str, is_true: Callable[[], bool], seconds: float = 420.0) -> Non
 
 def reached(flk: Callable[..., str], step: int) -> bool:
     """Return whether all ranks of the job have done so many steps."""
-    try:
-        ranks = (json.loads(flk("top", JOB, "-o", "json"))["telemetry"] or {}).get("ranks", [])
-    except ValueError:
-        return False
-    return len(ranks) == 4 and min(each["step"] for each in ranks) >= step
+    steps = re.findall(r"^[> ] +\d+ +([\d,]+) ", flk("top", JOB), re.MULTILINE)
+    return len(steps) == 4 and min(int(each.replace(",", "")) for each in steps) >= step
 
 
 def terminal(folder: Path, environment: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from flk.health import CAUSES, page
 from flk.manifest.bundle import COUNT_LIMIT, RAW_LIMIT, SIZE_LIMIT
 from flk.manifest.files import WALK_LIMIT
 from flk.spec import schema
-from flk.spec.fabric import fabrics
+from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import pod_env, user_env
@@ -92,13 +92,13 @@ def job_file() -> str:
         [
             "# Job file\n\n`flk.yaml` in the working folder, or the file that `--file` names. Flags win over the file. "
             "An unknown field is an error that names the field's path. `flk init` writes a job file with a comment "
-            "for each field; with `--schema` also `flk.schema.json`, with which editors complete the file.\n",
+            "for each field.\n",
             _table(["field", "flag", "default", "meaning"], rows),
             "## Networks\n\nThe values of `fabric`. `flk render` prints the variables that each one sets, with their "
             "source.\n",
             "".join(networks),
             "## What `flk init` writes\n",
-            "```yaml\n" + schema.template("train.py", 4, with_schema=False) + "```\n",
+            "```yaml\n" + schema.template("train.py", 4) + "```\n",
             "## What is shipped\n\n"
             "In a git checkout: the tracked files below the working folder as they are in the work tree, untracked "
             "Python files that git does not ignore, and the script. Elsewhere: all files below the working folder "
@@ -110,8 +110,8 @@ def job_file() -> str:
             "their whole names, as "
             "are links to files outside of the folder. A link to a file that travels, too, stays a link; links to "
             "folders are not followed, and `ship` with the name of such a link adds the files there. The files of "
-            "`requirements`, with those that they include, and of `accelerate_config` travel always, unless their "
-            "paths are absolute. flk prints what it leaves out.\n\n"
+            "`requirements`, with those that they include, travel always, unless their paths are absolute. flk "
+            "prints what it leaves out.\n\n"
             f"The compressed archive may take {size_text(SIZE_LIMIT)}, and its files {size_text(RAW_LIMIT)} before "
             f"that; it may have {COUNT_LIMIT:,} files. Where it is larger, flk names the largest files. Outside of a "
             f"git checkout, flk looks at no more than {WALK_LIMIT:,} files. Nothing is submitted beyond a limit.\n",

@@ -23,7 +23,7 @@ from flk.errors import UsageError
 from flk.manifest import Bundle
 from flk.manifest.render import render
 from flk.spec import file as jobfile
-from flk.spec.fabric import fabrics
+from flk.spec.hardware import fabrics
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.indexed import COMPLETION_INDEX, IndexedTarget

@@ -80,8 +80,8 @@ def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, conf
     here = ("--num_machines", "1", "--num_processes", "1", "--main_process_port", "0")
     (expected,) = shown(tmp_path, "-m", "accelerate.commands.launch", *here, *script)
     assert expected[0]["ACCELERATE_MIXED_PRECISION"] == ("bf16" if configuration == FSDP else "no")
-    flk = ("-m", "flk", "run", "--processes", "2")
-    found = shown(tmp_path, *flk, "--accelerate-config", "accelerate.yaml", "show.py", "--", "--lr", "0.1")
+    flk = ("-m", "flk", "run", "--processes", "2", "-m", "flk_hosts.accelerate_launch", "--")
+    found = shown(tmp_path, *flk, *script)
     assert found == [expected, expected]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flk import labels
-from flk.manifest.commit import DIFF_LIMIT
+from flk.manifest.git import DIFF_LIMIT
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind

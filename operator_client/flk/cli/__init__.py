@@ -1,8 +1,8 @@
 """The command line: a static registry of subcommands, and how one is found, imported and called.
 
-`flk --help` and a misspelt command import no subcommand. A subcommand is a module with one function of its name
-(``list_`` for list). Typer turns the function's parameters into options, and its docstring is the help. It returns None
-or an exit code, or raises a FlkError. Only `flk.__main__` imports this package.
+`flk --help` and a misspelt command import no subcommand. A subcommand is a function of its name (``list_`` for list) in
+a module with its kin. Typer turns the function's parameters into options, and its docstring is the help. It returns
+None or an exit code, or raises a FlkError. Only `flk.__main__` imports this package.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flk_runtime.contract.failure import ExitCode
 # Each command with its module, its help and the section of `flk --help` in which it stands.
 COMMANDS: Final = {
     "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob", "Start"),
-    "run": ("flk.cli.run", "Train on this machine, in the environment of the pods", "Start"),
-    "init": ("flk.cli.init", "Write a commented flk.yaml to start from", "Start"),
-    "render": ("flk.cli.render", "Print the manifests that submit would create", "Start"),
+    "run": ("flk.cli.submit", "Train on this machine, in the environment of the pods", "Start"),
+    "init": ("flk.cli.submit", "Write a commented flk.yaml to start from", "Start"),
+    "render": ("flk.cli.submit", "Print the manifests that submit would create", "Start"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended", "See"),
     "logs": ("flk.cli.logs", "Show what every rank prints", "See"),
     "list": ("flk.cli.list", "List jobs", "See"),
@@ -39,17 +39,17 @@ COMMANDS: Final = {
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code", "See"),
     "top": ("flk.cli.top", "Watch jobs live: steps, throughput, ranks, pods", "See"),
     "report": ("flk.cli.report", "Write an HTML file about a job", "See"),
-    "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing", "Debug"),
+    "stacks": ("flk.cli.profile", "Show what every rank of a running job is doing", "Debug"),
     "profile": ("flk.cli.profile", "Profile some steps of ranks of a running job", "Debug"),
     "exec": ("flk.cli.exec", "Run a command in the container of a rank", "Debug"),
-    "cp": ("flk.cli.cp", "Copy files between this machine and the pod of a rank", "Debug"),
+    "cp": ("flk.cli.exec", "Copy files between this machine and the pod of a rank", "Debug"),
     "port-forward": ("flk.cli.port_forward", "Forward ports of this machine to the pod of a rank", "Debug"),
     "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running", "Debug"),
-    "explain": ("flk.cli.explain", "Print what a cause means and what to do about it", "Debug"),
-    "scale": ("flk.cli.scale", "Change the number of pods of an elastic job", "Change"),
-    "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job", "Change"),
-    "resume": ("flk.cli.resume", "Start a suspended job again", "Change"),
-    "restart": ("flk.cli.restart", "Run a job again from its last checkpoint", "Change"),
+    "explain": ("flk.cli.why", "Print what a cause means and what to do about it", "Debug"),
+    "scale": ("flk.cli.change", "Change the number of pods of an elastic job", "Change"),
+    "suspend": ("flk.cli.change", "End the pods of a job and keep the job", "Change"),
+    "resume": ("flk.cli.change", "Start a suspended job again", "Change"),
+    "restart": ("flk.cli.change", "Run a job again from its last checkpoint", "Change"),
     "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps", "Change"),
     "plan": ("flk.cli.plan", "Predict memory and speed of each strategy for a script", "Plan"),
     "bench": ("flk.cli.bench", "Measure each strategy with a script, in a cluster or here", "Plan"),

@@ -15,7 +15,7 @@ import typer
 from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, seconds, takes_job
 from flk.errors import FlkError
 from flk.terminal import one_line, print_error
-from flk.units import bytes_text
+from flk.units import bytes_text, time_text
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
@@ -159,14 +159,10 @@ def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) ->
     assert isinstance(memory, list)  # noqa: S101
     return [
         name,
-        _time(float(str(measured["seconds"]))),
-        _time(float(str(measured.get("spread", 0.0)))),
-        _time(predicted["step_seconds"]) if predicted else "",
+        time_text(float(str(measured["seconds"]))),
+        time_text(float(str(measured.get("spread", 0.0)))),
+        time_text(predicted["step_seconds"]) if predicted else "",
         "" if mfu is None else f"{float(str(mfu)):.1%}",
         bytes_text(max(memory)),
         bytes_text(predicted["total"]) if predicted else "",
     ]
-
-
-def _time(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -34,9 +34,6 @@ def delete(
     mine: Annotated[
         bool, typer.Option("--mine", help="Delete only jobs that you have submitted from this machine.")
     ] = False,
-    include_others: Annotated[
-        bool, typer.Option("--include-others", help="Of these, also jobs that flk did not make.")
-    ] = False,
     older_than: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +52,7 @@ def delete(
 ) -> int:
     """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l, --finished and --mine choose.
 
-    A job that flk did not make is deleted by its name, or with --include-others.
+    A job that flk did not make is deleted by its name only.
 
     flk does not ask. It says how far a job was whose checkpoints only the memory of its pods has.
 
@@ -68,7 +65,7 @@ def delete(
         hint = f"write {older_than}d for days, or {older_than}h, {older_than}m or {older_than}s"
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
     age = seconds(older_than, "--older-than")
-    selection = _selection(names, everything, selector, finished, mine, age, include_others)
+    selection = _selection(names, everything, selector, finished, mine, age)
     from flk.jobs.lifecycle import losses
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
@@ -111,7 +108,6 @@ def _selection(
     finished: bool,
     mine: bool,
     older_than: int | None,
-    others: bool,
 ) -> Selection | None:
     """Return the selection that the options describe; None for names. Raises UsageError for both and for neither."""
     from flk.jobs.lifecycle.deletion import Selection
@@ -119,15 +115,13 @@ def _selection(
     if selector is not None and not selector.strip():
         raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
     chosen = everything or selector is not None or finished or mine
-    limited = others or older_than is not None
-    if names and (chosen or limited):
+    if names and (chosen or older_than is not None):
         raise UsageError("name jobs, or choose them with --all, -l, --finished, --mine and --older-than, but not both")
     if not names and not chosen:
         hint = f"{program_name()} delete JOB..., or --all, --finished, --mine or -l LABELS"
-        if limited:
-            option = "--older-than" if older_than is not None else "--include-others"
+        if older_than is not None:
             raise UsageError(
-                f"{option}: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
+                "--older-than: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
             )
         raise UsageError("nothing to delete was named", hint=hint)
     return Selection(selector, finished, older_than) if chosen else None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,15 +13,6 @@ from flk.errors import UsageError
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
-
-
-_KEYS: Final[dict[str, Callable[[State], Any]]] = {
-    "age": lambda state: (state.created, state.namespace, state.name),
-    "name": lambda state: (state.name, state.namespace),
-    "phase": lambda state: (state.phase.value, state.created),
-    "pods": lambda state: (state.replicas, state.created),
-    "owner": lambda state: (state.owner, state.created),
-}
 
 
 def list_(
@@ -42,20 +32,15 @@ def list_(
         list[str] | None,
         typer.Option("--phase", metavar="PHASE", help="List jobs in this phase: Running, Stuck, … Repeatable."),
     ] = None,
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="KEY", help="Sort by age (newest last), name, phase, pods or owner.")
-    ] = "age",
     output: Annotated[
         str,
-        output_format("text", "wide", "json", "yaml", "name", explained="text, wide (the cause too), json, yaml, name"),
+        output_format("text", "wide", "json", "name", explained="text, wide (the cause too), json, name"),
     ] = "text",
 ) -> None:
     """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it.
 
     `flk top` shows the jobs of a namespace live.
     """
-    if sort not in _KEYS:
-        raise UsageError(f"--sort: must be {', '.join(_KEYS)} (is {sort!r})")
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
@@ -77,8 +62,8 @@ def list_(
         for item in every
         if (not phases or item.state.phase.value in phases) and (not mine or is_of(user, item.seen.job))
     ]
-    states = sorted((item.state for item in listed), key=_KEYS[sort])
-    if states or output in ("json", "yaml", "name"):
+    states = sorted((item.state for item in listed), key=lambda state: (state.created, state.namespace, state.name))
+    if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():
         note(f"there is no namespace {client.namespace} in this cluster")
@@ -90,14 +75,13 @@ def list_(
 
 def _text(states: list[State], output: str, now: float, *, all_namespaces: bool) -> str:
     """Return the list in a format. ``wide`` has the sentences of the causes."""
-    from flk.cli.output import items_text, table
-    from flk.cli.screen import phase_style
+    from flk.cli.output import items_text, phase_style, table
     from flk.observe.resources import qualified
     from flk.terminal import printable, styled
     from flk.units import short_duration
 
-    if output in ("json", "yaml"):
-        return items_text([state.to_dict() for state in states], output)
+    if output == "json":
+        return items_text([state.to_dict() for state in states]) + "\n"
     if output == "name":
         return "".join(f"{qualified(state.kind, state.name)}\n" for state in states)
     header = ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import threading
+from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,14 +15,12 @@ import typer
 from flk.cli.options import Context, Namespace, note, output_format, seconds
 from flk.cli.several import Chosen, Jobs, Selector
 from flk.errors import JobNotFoundError, UsageError
+from flk.local.shown import MetricsText
 from flk.terminal import has_colours
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    import threading
-
-    from flk.cli.log_output import LogOutput
-    from flk.jobs.logs import LogOptions
+    from flk.jobs.logs import LogLine, LogOptions
     from flk.observe.client import JobClient, JobRef
 
 
@@ -61,40 +61,22 @@ def logs(
             "not follow.",
         ),
     ] = False,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Put the time before each line at which the node has received it.")
-    ] = False,
-    fold: Annotated[
-        bool | None,
-        typer.Option(
-            "--fold/--no-fold",
-            help="Show equal lines of several ranks as one: [ranks 0-7]. Default: on a terminal only.",
-        ),
-    ] = None,
     output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
-    output_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--output-folder", metavar="DIR", help="Write a file for each rank into this new folder, not to stdout."
-        ),
-    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
     """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
-    Of several jobs, each line begins with the name of its job, and the worst exit code counts.
+    Of several jobs, each line begins with the name of its job, and the worst exit code counts. On a terminal, equal
+    lines of several ranks are one: [ranks 0-7].
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
-    if fold and (output == "json" or output_folder):
-        raise UsageError("--fold: needs text on stdout")
     if first_error and (previous or rank or grep or container):
         raise UsageError("--first-error: excludes --previous, --rank, --grep and --container")
-    from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
 
-    on_stdout = output == "text" and output_folder is None
+    is_text = output == "text"
     options = job_logs.LogOptions(
         ranks=ranks,
         pods=_parse_pods(pod),
@@ -103,12 +85,12 @@ def logs(
         previous=previous,
         container=container,
         grep=_parse_pattern(grep),
-        fold=on_stdout and (sys.stdout.isatty() if fold is None else fold),
+        fold=is_text and sys.stdout.isatty(),
         raw=raw,
-        colour=on_stdout and has_colours(sys.stdout),
+        colour=is_text and has_colours(sys.stdout),
     )
     chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
-    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder, several=chosen.are_several, raw=raw)
+    written = LogOutput(as_json=not is_text, several=chosen.are_several, raw=raw)
     read = job_logs.first_error if first_error else job_logs.dump
 
     def show(client: JobClient, job: JobRef) -> None:
@@ -117,14 +99,46 @@ def logs(
     def follow_one(client: JobClient, job: JobRef, ended: threading.Event) -> int | None:
         return _follow(client, job.name, options, written, ended)
 
-    with closing(written):
-        if first_error or previous or not follow:
-            return chosen.in_turn(show)
-        try:
-            return chosen.at_once(follow_one)
-        except KeyboardInterrupt:
-            note_detached(chosen)
-            return int(ExitCode.INTERRUPTED)
+    if first_error or previous or not follow:
+        return chosen.in_turn(show)
+    try:
+        return chosen.at_once(follow_one)
+    except KeyboardInterrupt:
+        note_detached(chosen)
+        return int(ExitCode.INTERRUPTED)
+
+
+class LogOutput:
+    """Writes lines to stdout as text or JSON, and notes to stderr.
+
+    Of ``several`` jobs each line begins with its job's name. Several threads may use one output. On a terminal, lines
+    of metrics are for people, unless ``raw``.
+    """
+
+    def __init__(self, *, as_json: bool = False, several: bool = False, raw: bool = False) -> None:
+        self._as_json, self._several = as_json, several
+        self._for_people = not as_json and sys.stdout.isatty() and not raw
+        self._metrics: dict[str, MetricsText] = {}  # by the names of jobs
+        self._lock = threading.Lock()
+
+    def write_all(self, lines: Generator[LogLine, None, None], ended: threading.Event | None = None) -> None:
+        """Write lines as they come, until ``ended`` is set. The generator is closed then, and if writing fails."""
+        with closing(lines):
+            for line in lines:
+                if ended is not None and ended.is_set():
+                    return
+                with self._lock:
+                    if line.note:
+                        note(line.message)
+                    else:
+                        sys.stdout.write(self._text(line) + "\n")
+                        sys.stdout.flush()
+
+    def _text(self, line: LogLine) -> str:
+        if self._as_json:
+            return json.dumps(line.to_dict(), ensure_ascii=False)
+        shown = self._metrics.setdefault(line.job, MetricsText()).text(line.text) if self._for_people else None
+        return f"{line.job} " * self._several + (shown or line.text)
 
 
 def _follow(
@@ -146,7 +160,6 @@ def _follow(
 
 def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
     """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
-    from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
 
     options = job_logs.LogOptions(colour=has_colours(sys.stdout), fold=sys.stdout.isatty())

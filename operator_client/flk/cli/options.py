@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.help import show_all
-from flk.errors import UsageError
+from flk.errors import FlkError, UsageError
 from flk.terminal import one_line
 from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.user_env import MEASURED
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # The flags of the job's fields, written by `make docs`: reading the job's model itself would load pydantic for a help.
 FLAGS_FILE: Final = Path(__file__).with_name("job_flags.json")
+COMPLETION_TIMEOUT: Final = 1.0  # seconds for the API server: a completion must not take longer
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,31 @@ def output_format(*formats: str, explained: str = "") -> Any:
     return typer.Option("--output", "-o", metavar="FORMAT", callback=check, help=text)
 
 
+def job_names(context: typer.Context) -> list[str]:
+    """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
+    from flk.commands import Connection
+    from flk.kube import ConnectionOptions, set_connection_options
+    from flk.observe.client import JobClient
+
+    try:
+        fields = ("kubeconfig", "cluster", "server", "account", "token")
+        connection = Connection(**{name: str(_chosen(context, name) or "") for name in fields})
+        set_connection_options(ConnectionOptions(connection, request_timeout=COMPLETION_TIMEOUT))
+        client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
+        items = client.list_jobs(metadata_only=True)
+    except FlkError:
+        return []
+    return sorted(str(item["metadata"]["name"]) for item in items)
+
+
+def _chosen(context: typer.Context, name: str) -> Any:
+    """Return the value of an option that stands after the subcommand, or before it."""
+    parent = context.parent.params if context.parent else {}
+    return context.params.get(name) or parent.get(name)
+
+
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of jobs that begin with what the user has typed; none if the cluster does not answer at once."""
-    from flk.cli.completion import job_names
-
     return [name for name in job_names(context) if name.startswith(incomplete)]
 
 
@@ -238,14 +260,11 @@ def load_job_file(file: str | None) -> LoadedJob:
 
 def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     from flk.manifest.environment import warnings
-    from flk.manifest.files import with_files
+    from flk.manifest.files import check_files
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
-    written = job.accelerate_config
-    job = with_files(job, root, here=here)
-    if job.accelerate_config != written:
-        note(f"accelerate_config: {job.accelerate_config}, which is beside the script")
+    check_files(job, root, here=here)
     for warning in warnings(job):
         note(warning)
     if job.strategy == AUTO and MEASURED not in job.env:

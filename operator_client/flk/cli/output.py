@@ -1,36 +1,32 @@
-"""What commands print on stdout: JSON and YAML that every parser reads, and tables in aligned columns."""
+"""What commands print: JSON that every parser reads, aligned tables, and lines that fit a terminal."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
+import textwrap
+import threading
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from flk.jobs.state import State
 
 
-def json_text(data: Any, *, indent: int | None = 2) -> str:
+def json_text(data: Any) -> str:
     """Return data as JSON. A number that JSON cannot have is a string: "NaN", "Infinity" or "-Infinity"."""
     try:
-        return json.dumps(data, indent=indent, allow_nan=False)
+        return json.dumps(data, indent=2, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(data), indent=indent)
+        return json.dumps(_finite(data), indent=2)
 
 
-def data_text(data: Any, form: str) -> str:
-    """Return data as text that ends with a line end. ``form`` is json or yaml."""
-    text = json_text(data)
-    if form == "json":
-        return f"{text}\n"
-    import yaml
-
-    return str(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True))
-
-
-def items_text(items: list[dict[str, Any]], form: str) -> str:
-    """Return the data of several jobs' states as text. ``form`` is json or yaml."""
+def items_text(items: list[dict[str, Any]]) -> str:
+    """Return the data of several jobs' states as JSON."""
     from flk.jobs.state import SCHEMA
 
-    return data_text({"schema": SCHEMA, "items": items}, form)
+    return json_text({"schema": SCHEMA, "items": items})
 
 
 def table(
@@ -59,3 +55,83 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+_CLEAR: str = "\r\x1b[K"
+
+
+class ProgressLine:
+    """One line that each state replaces. Elsewhere than on a terminal nothing is written.
+
+    Of ``several`` jobs it has the progress of each. Several threads may use one line.
+    """
+
+    def __init__(self, stream: TextIO, *, several: bool = False) -> None:
+        self._stream, self._several = stream, several
+        self._is_terminal = stream.isatty()
+        self._progress: dict[str, str] = {}  # by the UID of the job
+        self._shown = ""
+        self.lock = threading.RLock()
+
+    def show(self, state: State) -> None:
+        """Replace the line."""
+        if not self._is_terminal:
+            return
+        from flk.jobs.wait import progress_text
+
+        with self.lock:
+            self._progress[state.uid] = f"{state.name}: " * self._several + progress_text(state)
+            self._write("; ".join(self._progress.values()))
+
+    def drop(self, state: State) -> None:
+        """Leave out a job that has ended."""
+        with self.lock:
+            if self._progress.pop(state.uid, None) is not None:
+                self._write("; ".join(self._progress.values()))
+
+    def clear(self) -> None:
+        """Remove the line, so that something else can be written."""
+        with self.lock:
+            if self._shown:
+                self._stream.write(_CLEAR)
+                self._stream.flush()
+                self._shown = ""
+
+    def _write(self, text: str) -> None:
+        if text != self._shown:
+            width = max(0, shutil.get_terminal_size().columns - 1)  # a full line would begin another one
+            self._stream.write(_CLEAR + cut(text, width))
+            self._stream.flush()
+            self._shown = text
+
+
+_STYLES: Final = {
+    **dict.fromkeys(("Stuck", "Failed"), "bad"),
+    **dict.fromkeys(("Restarting", "Preempted", "Pending", "Queued", "Terminating"), "warn"),
+    "Succeeded": "good",
+}
+
+
+def phase_style(phase: str) -> str:
+    """Return the style of a phase of a job, as `flk.terminal.styled` takes it."""
+    return _STYLES.get(phase, "")
+
+
+def cut(text: str, width: int) -> str:
+    """Return a line of at most ``width`` characters; a longer one ends with ``…``. 0 is no limit."""
+    return text if not width or len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def width_of(stream: TextIO) -> int:
+    """Return the number of columns of a terminal, 0 for anything else."""
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return a line as lines of at most ``width`` characters, broken between words and as far indented. 0: no limit."""
+    if not width or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    return textwrap.wrap(
+        line, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [line]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import LoadedJob, note, output_format, takes_job
-from flk.units import bytes_text
+from flk.units import bytes_text, number_text, time_text
 
 if TYPE_CHECKING:
     from flk.planning import Plan, Row
@@ -61,7 +61,7 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
 
     best = plan.best
     lines = [
-        f"{_count(plan.parameters)} parameters on {plural(plan.world_size, 'rank')}, "
+        f"{number_text(plan.parameters)} parameters on {plural(plan.world_size, 'rank')}, "
         f"{plan.gpu} with {bytes_text(plan.memory)} of memory each",
         "",
     ]
@@ -88,7 +88,7 @@ def _cells(row: Row) -> list[str]:
         bytes_text(row.parameters + row.gradients + row.optimizer),
         bytes_text(row.activations),
         bytes_text(row.wire_inside + row.wire_between),
-        _milliseconds(row.step_seconds) + ("" if row.modelled else " ?"),
+        time_text(row.step_seconds) + ("" if row.modelled else " ?"),
         "" if row.mfu is None else f"{row.mfu:.1%}",
         f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
     ]
@@ -118,14 +118,3 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
         if by < 0.01:
             reason = f"the fastest that fits, as fast as {other}"
     return f"recommended: --strategy {best.strategy}{call} ({reason})"
-
-
-def _count(number: int) -> str:
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

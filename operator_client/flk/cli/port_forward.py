@@ -13,18 +13,16 @@ import typer
 
 from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
-from flk.errors import ApiError, FlkError, ForbiddenError, JobDeletedError, UsageError
+from flk.errors import FlkError, UsageError
 from flk.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube import Access, RequestTarget
     from flk.kube.sockets import PodConnection
-    from flk.observe.client import JobClient
-    from flk.observe.observation import Observation
 
+ADDRESS: Final = "127.0.0.1"  # ssh -L and the like bring other machines there
 ANSWER: Final = 30.0  # seconds without an answer after which a connection is closed that its client will not write to
-LOOK: Final = 0.5  # seconds between two looks at whether the pod is there
 
 
 def port_forward(
@@ -37,46 +35,28 @@ def port_forward(
     namespace: Namespace = None,
     rank: Rank = None,
     pod: PodName = None,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--address",
-            metavar="ADDRESS",
-            help="Addresses of this machine to listen on: 0.0.0.0 lets other machines connect. Repeatable. "
-            "Default: 127.0.0.1.",
-        ),
-    ] = None,
 ) -> int:
-    """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C or the end of the pod.
+    """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C.
 
     For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
-    Exits with 1 when the pod has ended, and with 103 when the job was deleted.
+    When the pod has ended, each connection is told so.
     """
     wanted = [_ports(text) for text in ports]
-    addresses = [part for text in address or ["127.0.0.1"] for part in text.split(",")]
     from flk.observe.reader import pod_of
     from flk.observe.resources import PORT_FORWARD
 
     client, job = open_job(job, context, namespace)
     target = client.target(PORT_FORWARD, pod_of(client, job, rank, pod).name)
-    watched = WatchedPod(client, job, str(target.name))
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
-        stack.callback(watched.close)
-        servers = [
-            (stack.enter_context(_listen(where, local, remote)), remote)
-            for local, remote in wanted
-            for where in addresses
-        ]
+        servers = [(stack.enter_context(_listen(local, remote)), remote) for local, remote in wanted]
         chosen = stack.enter_context(selectors.DefaultSelector())
         for server, remote in servers:
             server.setblocking(False)  # a client may have gone again before it is accepted
             chosen.register(server, selectors.EVENT_READ, remote)
-            host, port = server.getsockname()[:2]
-            host = f"[{host}]" if ":" in host else host
-            note(f"forwarding {host}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
-        watched.start()
-        while not watched.lost:
-            for ready, _ in chosen.select(LOOK):
+            port = server.getsockname()[1]
+            note(f"forwarding {ADDRESS}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
+        while True:
+            for ready, _ in chosen.select():
                 listening: socket.socket = ready.fileobj  # type: ignore[assignment]
                 with contextlib.suppress(BlockingIOError):
                     connection = listening.accept()[0]
@@ -84,74 +64,16 @@ def port_forward(
                     # Opened by a thread: a slow API server must not hold up the other connections.
                     arguments = (client.api.access, target, ready.data, connection)
                     threading.Thread(target=_forward, args=arguments, daemon=True).start()
-    if watched.lost:
-        raise watched.lost[0]
     return int(ExitCode.INTERRUPTED)
 
 
-class WatchedPod:
-    """The pod of a job to which ports lead. A thread watches it: no listening client is told of its end.
-
-    ``lost`` gets the error that says that the pod, or the API server, is gone.
-    """
-
-    def __init__(self, client: JobClient, job: str, pod: str) -> None:
-        self.lost: list[FlkError] = []
-        self._client, self._job, self._pod = client, job, pod
-        self._uid = ""  # of the pod that was seen first
-        self._closed = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def close(self) -> None:
-        """End the thread soon."""
-        self._closed.set()
-
-    def _watch(self) -> None:
-        from flk.observe.follower import follow_job
-
-        try:
-            for seen in follow_job(self._client, self._job):
-                if error := self.loss(seen):
-                    self.lost.append(error)
-                if error or self._closed.is_set():
-                    return
-        except ForbiddenError:
-            return  # whoever may only connect to pods learns of the end from the connections
-        except FlkError as error:
-            self.lost.append(error)
-
-    def loss(self, seen: Observation) -> FlkError | None:
-        """Return the error that says how the pod has ended; None while it is there."""
-        from flk.observe.pods import phase_of
-
-        pod = next((each for each in seen.pods if each["metadata"]["name"] == self._pod), None)
-        if pod is not None and self._uid in ("", pod["metadata"]["uid"]):
-            self._uid = pod["metadata"]["uid"]
-            phase = phase_of(pod)
-            if phase not in ("Succeeded", "Failed"):
-                return None
-            end = f"has ended ({phase.lower()})"
-        else:
-            end = "was deleted"
-        if seen.gone is not None or ((seen.job or {}).get("metadata") or {}).get("deletionTimestamp"):
-            return JobDeletedError(f"job {self._job} was deleted, and pod {self._pod} with it")
-        return ApiError(
-            f"pod {self._pod} {end}: its ports are no longer forwarded",
-            hint=f"{self._client.commands.flk('why', self._job)} says why; the same command forwards to its next pod",
-        )
-
-
-def _listen(address: str, local: int, remote: int) -> socket.socket:
+def _listen(local: int, remote: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, local), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
-        hint = f"name another one: {local + 1}:{remote}" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
-        raise UsageError(f"port {local} of {address} cannot be used: {reason}", hint=hint) from None
+        return socket.create_server((ADDRESS, local))
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        hint = f"name another one: {local + 1}:{remote}" if error.errno == errno.EADDRINUSE else ""
+        raise UsageError(f"port {local} of {ADDRESS} cannot be used: {reason}", hint=hint) from None
 
 
 def _forward(access: Access, target: RequestTarget, port: int, connection: socket.socket) -> None:

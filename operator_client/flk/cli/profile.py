@@ -1,10 +1,10 @@
-"""`flk profile`: profile some steps of ranks of a running job."""
+"""`flk profile` and `flk stacks`: what ranks of a running job do, for some steps or at this moment."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.logs import parse_ranks
-from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format, seconds
+from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
+from flk.cli.output import cut, table
 from flk.errors import ApiError, FlkError, UsageError
+from flk.terminal import print_error, printable_lines
+from flk.units import time_text
 from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
-    from flk.jobs.profiling import Profiled, RankPlace
+    from flk.jobs.profiling import Operator, Profiled, RankPlace, TraceSummary
 
 SCHEMA: Final = "flk.dev/profile/v1"
 _STEPS: Final = 1000  # that are profiled at most: a trace is held in the memory of the rank
-_TIMEOUT: Final = "60s"
+_TIMEOUT: Final = 60  # seconds without a step after which a rank gives up
 
 
 def profile(
@@ -35,15 +38,6 @@ def profile(
     memory: Annotated[
         bool, typer.Option("--memory", help="Also record the history of CUDA memory, for pytorch.org/memory_viz.")
     ] = False,
-    stacks: Annotated[
-        str | None,
-        typer.Option(
-            "--stacks", metavar="DURATION", help="Record stacks with py-spy instead, also of ranks that hang."
-        ),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option("--step-timeout", metavar="DURATION", help="Give up after this time without a step.")
-    ] = _TIMEOUT,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go.")] = Path(),
     output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
@@ -52,12 +46,7 @@ def profile(
     The trace comes to this machine, for Perfetto (ui.perfetto.dev) or chrome://tracing, and a summary is printed. The
     training goes on while it is a little slower; results do not change. Needs the rights to get and create pods/exec.
     """
-    if stacks is not None and memory:
-        raise UsageError("--stacks and --memory exclude each other")
     ranks = None if rank == "all" else sorted(parse_ranks(rank))
-    limit, record = seconds(timeout, "--step-timeout"), seconds(stacks, "--stacks")
-    if not limit or record == 0:
-        raise UsageError(f"{'--stacks' if limit else '--step-timeout'}: must be longer than 0s")
     if not to.is_dir():
         raise UsageError(f"--to: there is no folder {to}")
     from flk.jobs.profiling import places
@@ -72,11 +61,9 @@ def profile(
             f"{name} does not run with flk's launcher, which knows the ranks",
             hint="start the script with python -m flk_runtime",
         )
-    request: dict[str, Any] = (
-        {"arguments": {"steps": steps, "timeout": limit, "memory": memory}} if record is None else {"seconds": record}
-    )
-    what = f"the next {plural(steps, 'step')}" if record is None else f"{record} s of stacks"
-    note(f"profiling {what} of rank{'s' * (len(found) > 1)} {', '.join(str(place.rank) for place in found)}")
+    request = {"arguments": {"steps": steps, "timeout": _TIMEOUT, "memory": memory}}
+    chosen = f"rank{'s' * (len(found) > 1)} {', '.join(str(place.rank) for place in found)}"
+    note(f"profiling the next {plural(steps, 'step')} of {chosen}")
 
     def one(place: RankPlace) -> Profiled:
         return profile_rank(client, name, place, pythons[place.rank][0], request, to, note)
@@ -92,7 +79,6 @@ def profile(
 def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled], output: str) -> int | None:
     """Profile all ranks at once and print what was found. Of several, errors are printed and the others kept."""
     from flk.observe.pool import ReadPool
-    from flk.terminal import print_error
 
     done: list[Profiled] = []
     code = 0
@@ -110,25 +96,20 @@ def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled]
 
 
 def _print(name: str, done: list[Profiled], output: str) -> None:
-    from flk.cli.profile_text import profile_text
-    from flk.jobs.profiling import TraceSummary, summary_of
+    from flk.jobs.profiling import summary_of
 
     items: list[dict[str, Any]] = []
     for number, each in enumerate(done):
-        summary: TraceSummary | None = None
-        if "steps" in each.answer:
-            summary = summary_of(each.files[0])
-            if summary is None:
-                raise ApiError(f"the trace of rank {each.rank} has no whole step", hint=f"it is in {each.files[0]}")
+        summary = summary_of(each.files[0])
+        if summary is None:
+            raise ApiError(f"the trace of rank {each.rank} has no whole step", hint=f"it is in {each.files[0]}")
         if output == "json":
             own = {key: value for key, value in each.answer.items() if key != "files"}
             files = [str(path) for path in each.files]
-            measured = {} if summary is None else {"summary": asdict(summary)}
-            items.append({"rank": each.rank, "pod": each.pod, "files": files, **own, **measured})
+            items.append({"rank": each.rank, "pod": each.pod, "files": files, **own, "summary": asdict(summary)})
             continue
-        if summary is not None:
-            sys.stdout.write("\n" * bool(number) + profile_text(each.rank, each.pod, each.answer, summary))
-            sys.stdout.flush()
+        sys.stdout.write("\n" * bool(number) + profile_text(each.rank, each.pod, each.answer, summary))
+        sys.stdout.flush()
         for path in each.files:
             note(f"{path}: {_use(path)}")
     if output == "json":
@@ -139,6 +120,91 @@ def _use(path: Path) -> str:
     uses = {
         ".gz": "open it in ui.perfetto.dev or chrome://tracing",
         ".pickle": "open it in pytorch.org/memory_viz",
-        ".svg": "a flame graph, for a browser",
     }
     return uses.get(path.suffix, "")
+
+
+_OPERATORS: Final = 10  # of the CPU, and of the GPU, that are shown
+_NAME: Final = 60  # characters of an operator's name
+
+
+def profile_text(rank: int, pod: str, answer: Mapping[str, Any], summary: TraceSummary) -> str:
+    """Return the summary of one rank. ``answer`` comes from `flk_runtime.profiling.rank`."""
+    mean = summary.seconds / summary.steps
+    last = answer["first_step"] + summary.steps - 1
+    lines = [
+        f"rank {rank} in {pod}: {plural(summary.steps, 'step')} ({answer['first_step']} to {last}), "
+        f"{time_text(mean)} a step, the longest {time_text(summary.longest)}",
+        "  " + ", ".join(_shares(summary)),
+        f"  {_overhead(answer, mean)}",
+    ]
+    for what, operators in (("CPU", summary.cpu), ("GPU", summary.gpu)):
+        if operators:
+            lines += ["", *_operators(what, operators, summary.steps)]
+    return printable_lines(lines)
+
+
+def _shares(summary: TraceSummary) -> list[str]:
+    parts = [
+        f"{summary.communication:.0%} communication",
+        f"{summary.data_wait:.0%} waiting for data",
+        f"{summary.outside:.0%} outside of operators",
+    ]
+    return [*parts, f"GPU {summary.gpu_busy:.0%} busy"] if summary.gpu_busy is not None else parts
+
+
+def _overhead(answer: Mapping[str, Any], mean: float) -> str:
+    """Return what the profiler cost: longer steps, and the time in which it held up the training."""
+    before = answer["step_seconds_before"]
+    share = mean / before - 1 if before else 0.0
+    step = f"{share:+.0%} a step against" if share > 0 else "steps are no longer than the"
+    longer = f"{step} {time_text(before)} before, " if before else ""
+    return f"overhead of the profiler: {longer}{time_text(answer['pause_seconds'])} to begin and end"
+
+
+def _operators(what: str, operators: Sequence[Operator], steps: int) -> list[str]:
+    rows = [
+        [cut(each.name, _NAME), f"{each.calls / steps:.4g}", time_text(each.seconds / steps), f"{each.share:.1%}"]
+        for each in operators[:_OPERATORS]
+    ]
+    found = table([f"{what} OPERATOR", "CALLS/STEP", "SELF TIME/STEP", "SHARE"], rows)
+    left = len(operators) - _OPERATORS
+    return [*found, f"and {left} more"] if left > 0 else found
+
+
+STACKS_SCHEMA: Final = "flk.dev/stacks/v1"
+
+
+def stacks(
+    job: JobName,
+    context: Context = None,
+    namespace: Namespace = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Show only this rank.")] = None,
+    output: Annotated[str, output_format("text", "json")] = "text",
+) -> None:
+    """Show the stacks of all ranks of a running job: equal ones once, the odd ones first. The job runs on.
+
+    The first line says which rank the others wait for. Needs the rights to get and create pods/exec, and a job
+    with flk's launcher.
+    """
+    from flk.jobs.telemetry import read_stacks
+
+    client, job = open_job(job, context, namespace)
+    report = read_stacks(client, job, rank)
+    if output == "json":
+        print(json.dumps({"schema": STACKS_SCHEMA, "job": job, **report}, indent=2))
+    else:
+        sys.stdout.write(_stacks_text(report))
+
+
+def _stacks_text(report: dict[str, Any]) -> str:
+    lines = [report["cause"], ""] if report["cause"] else []
+    for group in report["groups"]:
+        lines += [group["heading"], *group["lines"], ""]
+    if not report["groups"]:
+        lines.append("no rank runs now")
+    if report["left"]:
+        lines.append(f"the stacks of {len(report['left'])} more ranks are left out")
+    if report["silent"]:
+        lines.append(f"no stacks from {', '.join(report['silent'])}")
+    return printable_lines(lines)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
 
 
@@ -21,9 +20,6 @@ def report(
         typer.Option("--to", metavar="FILE", help="Write the page to this file. Default: JOB.report.html here."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that flk report has not made.")] = False,
-    output: Annotated[
-        str, output_format("html", "json", "yaml", explained="html (a file), or json or yaml on stdout")
-    ] = "html",
 ) -> None:
     """Write one HTML file about a job: what was submitted, state and cause, attempts, charts, pods and logs.
 
@@ -31,20 +27,13 @@ def report(
     after its end, and after its deletion from what flk has kept. Prints the path of the file.
     """
     path = to or Path(f"{job.rpartition('/')[2]}.report.html")
-    if output == "html" and not force:
+    if not force:
         _refuse_other(path)
-    elif to and output != "html":
-        raise UsageError("--to needs the output html")
     client, name = open_job(job, context, namespace)
-    from flk.report.collect import collect
+    from flk.report.build import collect
+    from flk.report.page import page_of
 
     made = collect(client, name, note)
-    if output != "html":
-        from flk.cli.output import data_text
-
-        sys.stdout.write(data_text(made.to_dict(), output))
-        return
-    from flk.report.page import page_of
 
     try:
         path.write_text(page_of(made, _script()), encoding="utf-8", errors="replace")  # half of a character
@@ -54,7 +43,7 @@ def report(
 
 
 def _script() -> str | None:
-    from flk.report.script import MISSING, drawing_script
+    from flk.report.page import MISSING, drawing_script
 
     script = drawing_script()
     if script is None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flk.cli.options import Context, Namespace, note, output_format
+from flk.cli.output import cut, items_text, json_text, phase_style, table, width_of, wrapped
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError
+from flk.terminal import printable, styled
+from flk.units import short_duration
+from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.record import TIME_CAUSES, Goodput
 
 if TYPE_CHECKING:
     from flk.jobs.answer import Answer
+    from flk.jobs.state import AttemptState, State
     from flk.observe.client import JobClient, JobRef
+    from flk.observe.model import PodState
+    from flk.observe.progress import Progress
 
 
 def status(
@@ -21,9 +29,7 @@ def status(
     selector: Selector = None,
     output: Annotated[
         str,
-        output_format(
-            "text", "wide", "json", "yaml", "name", explained="text, wide (all pods, in full), json, yaml, name"
-        ),
+        output_format("text", "wide", "json", explained="text, wide (all pods, in full), json"),
     ] = "text",
 ) -> int | None:
     """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
@@ -31,13 +37,11 @@ def status(
     Exits with 103 if a job was deleted before it had ended, else with 0; `flk wait --timeout 0` exits with the job's
     exit code. `flk top` shows a job live.
     """
-    from flk.cli.output import data_text, items_text
-
     chosen = Chosen.of(jobs, selector, context, namespace, command="status")
     states: list[dict[str, Any]] = []
     code = _show_all(chosen, output, states)
-    if output in ("json", "yaml"):
-        sys.stdout.write(items_text(states, output) if chosen.as_list else data_text(states[0], output))
+    if output == "json":
+        print(items_text(states) if chosen.as_list else json_text(states[0]))
     return code
 
 
@@ -53,7 +57,7 @@ def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
                 raise looked
             if job in notes:
                 note(notes[job])
-            if output in ("text", "wide") and job != chosen.jobs[0]:
+            if output != "json" and job != chosen.jobs[0]:
                 print()
             codes.append(_show(chosen.client.for_job(job), looked, output, states))
         except FlkError as error:
@@ -64,15 +68,198 @@ def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
 def _show(client: JobClient, answer: Answer, output: str, states: list[dict[str, Any]]) -> int:
     """Print the status of a job, or add its state as data to ``states``; return the job's share of the exit code."""
     state = answer.state
-    if output in ("json", "yaml"):
+    if output == "json":
         states.append(state.to_dict())
-    elif output == "name":
-        from flk.observe.resources import qualified
-
-        print(qualified(state.kind, state.name))
     else:
-        from flk.cli.status_text import status_text
-
         sys.stdout.write(status_text(state, client, wide=output == "wide"))
         sys.stdout.flush()
     return state.code if state.was_deleted else 0
+
+
+_SHOWN: Final = 32  # pods in the text format
+_LEAST: Final = 1.0  # seconds that a cause must have taken to be in the line about the goodput
+_REASON: Final = 60  # characters of a pod's reason where the width is not known
+_MEASURED: Final = ("STEP", "STEP TIME", "LOSS")  # columns of a table of pods whose ranks tell of their steps
+
+
+def status_text(state: State, client: JobClient, *, wide: bool) -> str:
+    """Return the output of `flk status`. ``wide`` shows all pods, a row for each rank, and messages in full."""
+    now, commands = client.now(), client.commands
+    lines = [
+        f"{state.name}   {state.phase}{_since(state, now)}   in namespace {state.namespace}",
+        f"{_shape(state)}, created {short_duration(now - state.created)} ago"
+        f"{f' by {state.owner}' if state.owner else ''}, image {state.image}",
+    ]
+    if state.message:
+        lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
+    if state.warning:
+        lines.append(f"warning: {state.warning}")
+    if state.no_retry_reason:
+        lines.append(state.no_retry_reason)
+    if state.cause and not state.failure:
+        lines.append(f"{commands.flk('why', state.name)} shows the evidence and the remedy")
+    if state.unread:
+        lines.append(
+            f"attempts, steps and checkpoints are not known: the log of pod 0 could not be read: {state.unread}"
+        )
+    if state.progress:
+        lines.append(progress_line(state))
+    if state.saved_step is not None:
+        in_storage = "" if state.stored_step is None else f", in storage: step {state.stored_step}"
+        lines.append(f"newest checkpoint: step {state.saved_step}{in_storage}")
+    if state.goodput and state.goodput.share is not None:
+        lines.append(_goodput_line(state.goodput))
+    if state.attempts:
+        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
+    if state.pods:
+        lines += ["", *pods_table(state, wide=wide)]
+    for each in state.quarantine:
+        until = f" for {short_duration(each.until - now)} more" if each.until else ""
+        cordon = commands.kubectl(f"cordon {each.node}", namespaced=False)
+        lines.append(f"{each.node} is in quarantine{until}: {each.reason or 'pods have failed there repeatedly'}")
+        lines.append(
+            f"{commands.flk('restart', state.name)} has its pods avoid the node; {cordon} keeps all jobs off it"
+        )
+    if state.slow:
+        lines += ["", *(slow.summary for slow in state.slow)]
+    if state.clocks:
+        lines += ["", f"clocks differ from the clock of pod 0: {state.clocks}"]
+    if state.failure and state.failure.details:
+        lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
+    width = 0 if wide else width_of(sys.stdout)
+    shown = [part for line in lines for part in wrapped(printable(line), width)]
+    phase = str(state.phase)
+    shown[0] = shown[0].replace(f" {phase}", f" {styled(phase, phase_style(phase), sys.stdout)}", 1)
+    return "".join(f"{line}\n" for line in shown)
+
+
+def progress_line(state: State) -> str:
+    """Return one line about how far a job is: pods, attempt, step, rate, loss, remaining time."""
+    parts = [f"{state.ready}/{state.replicas} pods"]
+    if state.attempts:
+        parts.append(f"attempt {state.attempt}")
+    if state.progress:
+        first = max(state.progress, key=lambda progress: progress.step)
+        parts.append(f"step {first.step}" + (f" of {first.total}" if first.total else ""))
+        if first.step_time is not None:
+            parts.append(f"{first.step_time:.3g} s/step")
+        if first.rate is not None:
+            parts.append(f"{first.rate:.4g} samples/s")
+        for share, what in (
+            (first.mfu, "MFU"),
+            (first.communication, "communication"),
+            (first.data_wait, "waiting for data"),
+        ):
+            if share is not None:
+                parts.append(f"{share:.0%} {what}")
+        if first.loss is not None:
+            parts.append(f"loss {first.loss:.4g}")
+        if first.remaining is not None:
+            parts.append(f"{short_duration(first.remaining)} left")
+    return ", ".join(parts)
+
+
+def _goodput_line(goodput: Goodput) -> str:
+    """Return one line about what the time of a job has gone into: the goodput, and each cause with its time."""
+    spent = [(cause, goodput.seconds.get(cause, 0.0)) for cause in TIME_CAUSES]
+    causes = ", ".join(f"{cause} {short_duration(seconds)}" for cause, seconds in spent if seconds >= _LEAST)
+    return f"goodput {goodput.share:.0%} of {short_duration(goodput.total)}: {causes}"
+
+
+def _since(state: State, now: float) -> str:
+    return f" for {short_duration(now - state.since)}" if state.since and not state.finished else ""
+
+
+def _used(state: State) -> str:
+    """Return how many restarts and disruptions the job has used."""
+    if state.max_restarts is None:
+        return ""
+    return (
+        f", {state.restarts} of {state.max_restarts} restarts and "
+        f"{state.disruptions} of {state.max_disruptions} disruptions used"
+    )
+
+
+def _shape(state: State) -> str:
+    size = state.size or state.replicas - state.spares
+    pods, ranks = plural(size, "pod"), plural(state.processes, "rank")
+    shape = f"{pods} x {ranks}" if state.processes > 1 else plural(size, "rank")
+    if state.min_size < state.max_size:
+        shape += f", elastic from {state.min_size} to {state.max_size} pods"
+        if size != state.replicas:
+            shape += f" ({state.replicas} wanted)"
+    return shape + (f", {plural(state.spares, 'spare')}" if state.spares else "")
+
+
+def _attempts(state: State, now: float, wide: bool) -> list[str]:
+    """Return the table of attempts. Attempts in a row that failed in the same way are one line."""
+    rows: list[tuple[AttemptState, AttemptState]] = []  # first and last of each line
+    elastic = state.min_size < state.max_size
+    for attempt in state.attempts:
+        same = rows and not wide and attempt.cause and attempt.cause == rows[-1][1].cause
+        rows[-1:] = [(rows[-1][0], attempt)] if same else [*rows[-1:], (attempt, attempt)]
+    cells = []
+    for first, last in rows:
+        numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
+        time = short_duration((last.ended or now) - first.started)
+        count = last.number - first.number + 1
+        cause = last.cause + (f" (x{count})" if count > 1 else "")
+        cells.append([numbers, str(last.pods or ""), last.outcome, time, _begin(last), cause])
+    header = ["ATTEMPT", "PODS", "OUTCOME", "TIME", "FROM STEP", "CAUSE"]
+    restored = any(attempt.restored is not None for attempt in state.attempts[1:])
+    left_out = {name for name, shown in (("PODS", elastic), ("FROM STEP", restored)) if not shown}
+    return table(header, cells, without=left_out, width=0 if wide else width_of(sys.stdout))
+
+
+def _begin(attempt: AttemptState) -> str:
+    """Where an attempt began, and how many steps of the one before it were lost."""
+    if attempt.restored is None:
+        return ""
+    source = f" in {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""
+    lost = "" if attempt.steps_lost is None else f", {plural(attempt.steps_lost, 'step')} lost"
+    return f"{attempt.restored}{source}{lost}"
+
+
+def pods_table(state: State, *, wide: bool) -> list[str]:
+    """Return the table of pods, or with ``wide`` of ranks. Pods of one worker make their steps together."""
+    progress = {item.rank: item for item in state.progress}
+    together = len(state.pods) // state.workers * state.processes  # ranks that make their steps together
+    chosen = [
+        pod
+        for pod in state.pods
+        if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
+    ]
+    shown = chosen if wide else chosen[:_SHOWN]
+    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *_MEASURED, "REASON"]
+    rows = []
+    for pod in shown:
+        for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
+            numbers = "-".join(dict.fromkeys(map(str, (*ranks[:1], *ranks[-1:]))))
+            known = next((progress[rank] for rank in ranks if rank in progress), None)
+            runs = ranks and str(pod.phase) == "Running"
+            of_all = progress.get(ranks[0] // together * together) if runs else None
+            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
+            rows.append([*cells, *_measured(known, of_all), _reason(pod, state, wide)])
+    width = 0 if wide else width_of(sys.stdout)
+    lines = table(header, rows, without=() if progress else _MEASURED, width=width)
+    left = len(state.pods) - len(shown)
+    if left:
+        lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")
+    return lines
+
+
+def _measured(progress: Progress | None, of_all: Progress | None) -> list[str]:
+    """Return step, time and loss of a rank; of one that prints none the step that all ranks make together."""
+    if progress is None:
+        return [str(of_all.step) if of_all else "", "", ""]
+    time = "" if progress.step_time is None else f"{progress.step_time:.3g}s"
+    return [str(progress.step), time, "" if progress.loss is None else f"{progress.loss:.4g}"]
+
+
+def _reason(pod: PodState, state: State, wide: bool) -> str:
+    """Return why a pod does not run; without its message if the job's cause, shown above, concerns the pod."""
+    if not wide and state.cause and pod.name in state.cause.pods:
+        return pod.reason
+    last = pod.message.strip().splitlines()[-1] if pod.message.strip() else ""
+    text = f"{pod.reason}: {last}" if pod.reason and last else pod.reason or last
+    return text if wide else cut(text, _REASON)

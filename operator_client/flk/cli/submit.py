@@ -1,14 +1,18 @@
-"""`flk submit`: create a job in a cluster from a script or a job file."""
+"""The commands that start a job: `flk submit`, `flk render`, `flk run`, and `flk init`, which writes its file."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
 from flk.errors import FlkError, NoKubeconfigError, UsageError
+from flk.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.quantities import plural
@@ -34,7 +38,6 @@ def submit(
         ),
     ] = False,
     timeout: Timeout = None,
-    output: Annotated[str, output_format("name", "json", "yaml")] = "name",
 ) -> int | None:
     """Train in the cluster: create a PyTorchJob (or another --target), with the code that it runs.
 
@@ -60,14 +63,14 @@ def submit(
     if submission.bundle.unread:
         note(submission.bundle.unread)
     if dry_run:
-        made = lifecycle.dry_run(submission.client, submission.manifests)
-        _show(output, submission, made)
+        lifecycle.dry_run(submission.client, submission.manifests)
+        print(submission.name, flush=True)
         _check(submission)
         note(f"{submission.name}: nothing was created (dry run); it would be a {_kind(submission)}")
         return None
     job = submission.create()
     try:
-        _show(output, submission, submission.manifests)
+        print(submission.name, flush=True)
     finally:
         _print_submission(submission, job.client)  # the job exists, also if its name cannot be written
     if not follow:
@@ -91,17 +94,6 @@ def _check(submission: Submission) -> None:
         note(f"check {result.level.value}: {result.check}: {result.found}" + f"; {remedy}" * bool(remedy))
     if any(result.level is Level.FAILED for result in bad):
         raise FlkError(f"{submission.name}: nothing was created", code=ExitCode.INFRASTRUCTURE)
-
-
-def _show(output: str, submission: Submission, manifests: list[dict[str, object]]) -> None:
-    from flk.manifest import text as manifest
-
-    if output == "name":
-        print(submission.name, flush=True)
-    elif output == "json":
-        print(manifest.to_json(manifests), end="", flush=True)
-    else:
-        print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
 def _kind(submission: Submission) -> str:
@@ -134,3 +126,105 @@ def _print_submission(submission: Submission, client: JobClient) -> None:
         "wait": "wait until it ends, and exit with its exit code",
     }.items():
         print(f"  {client.commands.flk(verb, submission.name):<60} # {what}", file=sys.stderr)
+
+
+@takes_job
+def render(
+    loaded: LoadedJob,
+    namespace: Namespace = None,
+    output: Annotated[str, output_format("yaml", "json")] = "yaml",
+    no_runtime: Annotated[
+        bool, typer.Option("--no-runtime", help="Leave out flk's runtime, which the chart brings: for job.manifest.")
+    ] = False,
+) -> None:
+    """Print the manifests that `flk submit` would create, as YAML on stdout.
+
+    This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
+    generated one, as with `flk submit`.
+    """
+    from flk import manifest
+    from flk_runtime.contract import pod_layout
+
+    job = loaded.job.named()
+    bundle = manifest.make_bundle(job, loaded.root)
+    for sentence in bundle.left_out:
+        note(f"not shipped: {sentence}")
+    if bundle.unread:
+        note(bundle.unread)
+    manifests = manifest.render(job, bundle, namespace=namespace)
+    if no_runtime:
+        manifests = [m for m in manifests if pod_layout.RUNTIME_ARCHIVE not in (m.get("binaryData") or {})]
+    print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")
+
+
+_ENDS = {int(ExitCode.DONE): "succeeded", int(ExitCode.INTERRUPTED): "was interrupted"}
+
+
+@partial(takes_job, here=True)
+def run(
+    loaded: LoadedJob,
+    check: Annotated[
+        bool, typer.Option("--check", help="Start the ranks, compare their reports, do one all-reduce and exit.")
+    ] = False,
+) -> int:
+    """Train on this machine, with the environment of the pods: one launcher for each replica.
+
+    The exit code is the job's. Ctrl-C ends all processes, a second Ctrl-C kills them.
+    """
+    from flk.local.places import checkpoint_place
+    from flk.local.run import LocalRun, as_check
+
+    job, here = loaded.job.named(), Path.cwd()
+    if check:
+        checked = LocalRun(as_check(job), here)
+        exit_code = checked.run()
+        if failure := checked.shown.failure(str(job.name)):
+            print_error(failure)
+        return exit_code
+    if job.volumes:
+        note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
+    job = LoadedJob(job, loaded.root).started_in(here)
+    place = checkpoint_place(job, here)
+    shown = place.relative_to(here) if isinstance(place, Path) else place
+    kept = f"checkpoints in {shown}" if shown else "what it saves through flk is kept until the end of this run"
+    sizes = f", elastic from {job.elastic.min} to {job.elastic.max} pods" if job.elastic else ""
+    sizes += f", {plural(job.spares, 'spare')}" if job.spares else ""
+    note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
+    local = LocalRun(job, here)
+    exit_code = local.run()
+    name, record = str(job.name), local.shown.record
+    if failure := local.shown.failure(name):
+        print_error(failure)
+        return exit_code
+    end = local.shown.end()
+    end = f" {_ENDS.get(exit_code, 'ended')} {end}" if end.startswith("after") else f": {end}"
+    note(f"job {name}{end}" + (f"; {record.warning}" if record and record.warning else ""))
+    return exit_code
+
+
+def init(
+    script: Annotated[str, typer.Argument(metavar="[SCRIPT]", help="The training script.", show_default=False)] = "",
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Number of pods.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
+) -> None:
+    """Write flk.yaml with a comment for every field."""
+    from flk.spec.job import validated
+    from flk.spec.overlay import JOB_FILE
+    from flk.spec.schema import template
+
+    script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
+    validated({"command": [script]}, where={"command": "SCRIPT"})
+    path = Path(JOB_FILE)
+    exists = path.exists() or path.is_symlink()
+    if exists and not force:
+        raise UsageError(f"{JOB_FILE} exists already", hint="--force overwrites it")
+    try:
+        path.write_text(template(script, replicas), encoding="utf-8")
+    except OSError as error:
+        if not exists:  # on a full disk it is there, and empty
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {JOB_FILE}: {(error.strerror or str(error)).lower()}") from None
+    note(f"wrote {JOB_FILE}")
+    if not Path(script).exists():
+        note(f"flk.yaml names {script}, which does not exist yet")

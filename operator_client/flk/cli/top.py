@@ -6,13 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, output_format, valid_jobs
-from flk.cli.output import json_text
+from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, valid_jobs
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from flk.observe.client import JobClient
     from flk_runtime.contract.telemetry import Telemetry
 
-SCHEMA: Final = "flk.dev/top/v1"
 _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
 _EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
@@ -31,7 +28,7 @@ _NO_RANKS: Final = (
     "the launchers have told none yet, the job does not run with them or with an older flk, or the right to create "
     "pods/exec is missing"
 )
-Lines = Callable[[int, str], "list[Line]"]
+Lines = Callable[[int], "list[Line]"]
 
 
 def top(
@@ -50,70 +47,61 @@ def top(
     selector: Annotated[
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Only jobs with these labels: team=nlp.")
     ] = None,
-    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
 
-    Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll, s sorts
-    otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the rights to get and create pods/exec.
+    Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll.
+    Elsewhere than on a terminal it prints the view once. Ranks need the rights to get and create pods/exec.
     """
     if job is not None and selector is not None:
         raise UsageError("name a job, or choose jobs with -l, but not both")
     try:
-        return _jobs(context, namespace, selector, output) if job is None else _job(job, context, namespace, output)
+        return _jobs(context, namespace, selector) if job is None else _job(job, context, namespace)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
 
 
-def _job(job: str, context: str | None, namespace: str | None, output: str) -> int | None:
-    from flk.cli.top_text import SORTS, TopData, job_lines
+def _job(job: str, context: str | None, namespace: str | None) -> int | None:
+    from flk.cli.top_text import TopData, job_lines
     from flk.jobs.answer import get_state
     from flk.jobs.live import LiveJob
 
     client, name = open_job(job, context, namespace)
     state = get_state(client, name, note)
     live = LiveJob(client, name, state, measure)
-    if output == "json" or state.finished or not _on_a_terminal():
+    if state.finished or not _on_a_terminal():
         try:
             live.telemetry, live.missing = measure(client, name)
         except FlkError as error:
             live.missing = str(error)
-        if output == "json":
-            measured = live.telemetry and asdict(live.telemetry)
-            data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
-            print(json_text(data))
-        else:
-            _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width(), SORTS[0]))
+        _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width()))
         return None
 
-    def lines(width: int, sort: str) -> list[Line]:
+    def lines(width: int) -> list[Line]:
         if live.error is not None:
             raise live.error
         seen = TopData(live.state, client.now(), live.telemetry, live.missing, live.outage, live.events)
-        return job_lines(seen, width, sort)
+        return job_lines(seen, width)
 
     live.start()
     try:
-        _show(lines, SORTS, live.changed)
+        _show(lines, live.changed)
     finally:
         live.close()
     return None
 
 
-def _jobs(context: str | None, namespace: str | None, selector: str | None, output: str) -> int | None:
-    from flk.cli.top_text import JOB_SORTS, Line, jobs_lines
+def _jobs(context: str | None, namespace: str | None, selector: str | None) -> int | None:
+    from flk.cli.top_text import Line, jobs_lines
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     read = _JobsReader(client, selector)
     states = read()
     nothing = f"there are no jobs{' that match' if selector else ''} in namespace {client.namespace}"
-    if output == "json":
-        print(json_text({"schema": SCHEMA, "items": [state.to_dict() for state in states]}))
-        return None
     if not _on_a_terminal():
         if states:
-            _print(jobs_lines(states, client.now(), _width(), JOB_SORTS[0]))
+            _print(jobs_lines(states, client.now(), _width()))
         else:
             note(nothing)
         return None
@@ -133,18 +121,18 @@ def _jobs(context: str | None, namespace: str | None, selector: str | None, outp
             changed.set()
             ended.wait(max(_EVERY, _SHARE * (time.monotonic() - began)))
 
-    def lines(width: int, sort: str) -> list[Line]:
+    def lines(width: int) -> list[Line]:
         states, outage, error = last
         if error is not None:
             raise error
         title = f"namespace {client.namespace}: {plural(len(states), 'job')}   {time.strftime('%H:%M:%S')}"
         head = Line(title[:width], "bold")
-        body = jobs_lines(states, client.now(), width, sort) if states else [Line(nothing)]
+        body = jobs_lines(states, client.now(), width) if states else [Line(nothing)]
         return [head, *([Line(outage[:width], "bad")] if outage else []), Line(""), *body]
 
     threading.Thread(target=follow, daemon=True, name="flk-top").start()
     try:
-        _show(lines, JOB_SORTS, changed)
+        _show(lines, changed)
     finally:
         ended.set()
     return None
@@ -185,7 +173,7 @@ def _on_a_terminal() -> bool:
 
 def _width() -> int:
     """Return the columns of lines that are printed once: the terminal's, else no limit."""
-    from flk.cli.screen import width_of
+    from flk.cli.output import width_of
 
     return width_of(sys.stdout) or 200
 
@@ -195,17 +183,17 @@ def _print(lines: list[Line]) -> None:
     sys.stdout.flush()
 
 
-def _show(lines: Lines, sorts: tuple[str, ...], changed: threading.Event) -> None:
+def _show(lines: Lines, changed: threading.Event) -> None:
     """Draw the view until q. Raises KeyboardInterrupt at Ctrl-C, and what ``lines`` raises."""
     from flk.cli.live_screen import LiveScreen
 
-    scroll, order = 0, 0
+    scroll = 0
     with LiveScreen().opened() as screen:
         while True:
             changed.clear()
             width, height = screen.size
-            found = lines(width, sorts[order])
-            shown, scroll = window(found, height, scroll, sorts[order])
+            found = lines(width)
+            shown, scroll = window(found, height, scroll)
             screen.draw([replace_width(line, width) for line in shown])
             until = time.monotonic() + _DRAW
             key = ""
@@ -222,11 +210,9 @@ def _show(lines: Lines, sorts: tuple[str, ...], changed: threading.Event) -> Non
                     scroll += height - 2
                 case "page up":
                     scroll -= height - 2
-                case "s":
-                    order = (order + 1) % len(sorts)
 
 
-def window(lines: list[Line], height: int, scroll: int, sort: str) -> tuple[list[Line], int]:
+def window(lines: list[Line], height: int, scroll: int) -> tuple[list[Line], int]:
     """Return the lines that a terminal of this height shows, with a last one of keys, and how far it is scrolled."""
     from flk.cli.top_text import Line
 
@@ -234,7 +220,7 @@ def window(lines: list[Line], height: int, scroll: int, sort: str) -> tuple[list
     scroll = max(0, min(scroll, len(lines) - room))
     left = len(lines) - scroll - room
     more = f"   and {left} more lines" if left > 0 else ""
-    foot = Line(f"q quit   j/k scroll   s sort: {sort}{more}", "dim")
+    foot = Line(f"q quit   j/k scroll{more}", "dim")
     shown = lines[scroll : scroll + room]
     return ([*shown, foot] if height > 1 else shown), scroll
 

@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flk.cli.output import table
-from flk.cli.screen import cut, phase_style
+from flk.cli.output import cut, phase_style, table
 from flk.observe.progress import Progress
 from flk.terminal import printable
-from flk.units import bytes_text, short_duration
+from flk.units import bytes_text, number_text, short_duration
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, latest_sample
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from flk.jobs.state import State
     from flk.observe.model import PodState
 
-SORTS: Final = ("slowest", "rank")  # orders of the ranks of a job
-JOB_SORTS: Final = ("worst", "name", "newest")  # orders of jobs
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHOWN_PODS: Final = 256  # pods without telemetry that get a line
 _EVENTS: Final = 6  # newest events that are shown
@@ -64,7 +61,7 @@ def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
     return max(state.progress, key=lambda progress: progress.step, default=None)
 
 
-def job_lines(data: TopData, width: int, sort: str = SORTS[0]) -> list[Line]:
+def job_lines(data: TopData, width: int) -> list[Line]:
     """Return the lines of one job: head, sparklines, nodes with their ranks, the worst first, and events."""
     state, telemetry = data.state, data.telemetry
     lines = _head(data)
@@ -75,7 +72,7 @@ def job_lines(data: TopData, width: int, sort: str = SORTS[0]) -> list[Line]:
     lines += [Line(each.summary, "warn") for each in state.slow]
     lines.append(Line(""))
     if telemetry is not None and telemetry.ranks:
-        lines += _nodes(state, telemetry, sort)
+        lines += _nodes(state, telemetry)
     else:
         if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
@@ -86,15 +83,10 @@ def job_lines(data: TopData, width: int, sort: str = SORTS[0]) -> list[Line]:
     return [_cut(line, width) for line in lines]
 
 
-def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_SORTS[0]) -> list[Line]:
-    """Return a table of jobs with their steps."""
-    keys: dict[str, Callable[[State], Any]] = {
-        "worst": lambda state: (_severity(str(state.phase)), -state.created, state.name),
-        "name": lambda state: state.name,
-        "newest": lambda state: (-state.created, state.name),
-    }
+def jobs_lines(states: Sequence[State], now: float, width: int) -> list[Line]:
+    """Return a table of jobs with their steps, the worst first."""
     header = ["NAME", "PHASE", "SINCE", "REASON", "STEP", "ETA", "LOSS", "PODS", "RATE", "ATTEMPT"]
-    ordered = sorted(states, key=keys[sort])
+    ordered = sorted(states, key=lambda state: (_severity(str(state.phase)), -state.created, state.name))
     rows = []
     for state in ordered:
         pace = pace_of(state, None)
@@ -171,7 +163,7 @@ def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
         found = values(of)
         known = [value for value in found if value is not None]
         if known:
-            lines.append(Line(f"{f'{name} {_short(known[-1])}'.ljust(_LABEL)}{sparkline(found)}"))
+            lines.append(Line(f"{f'{name} {number_text(known[-1])}'.ljust(_LABEL)}{sparkline(found)}"))
     if lines:
         axis = ["─"] * columns
         for before, sample in pairwise(history):
@@ -223,7 +215,7 @@ def sparkline(values: Iterable[float | None]) -> str:
     )
 
 
-def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
+def _nodes(state: State, telemetry: Telemetry) -> list[Line]:
     """Return a block for each node: its pods' usage, and a line for each rank."""
     usage = {each.pod: each for each in telemetry.pods}
     pods = {pod.index: pod for pod in state.pods}
@@ -233,13 +225,9 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
         node = found.node if found else pods[rank.pod].node if rank.pod in pods else ""
         by_node[node].append(rank)
     furthest = max(rank.step for rank in telemetry.ranks)
-    badness: Callable[[RankStatus], Any] = lambda rank: (  # noqa: E731
-        -(rank.slow or 0.0),
-        rank.step,
-        rank.rank,
-    )
-    key: Callable[[RankStatus], Any] = badness if sort == "slowest" else lambda rank: rank.rank
-    ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
+    for ranks in by_node.values():
+        ranks.sort(key=_badness)
+    ordered = sorted(by_node.items(), key=lambda item: _badness(item[1][0]))
     titles = ["", "RANK", "STEP", "STEP TIME", "WORK", "DATA", "MEMORY", "GPU", "PHASE", ""]
     rows = [
         [
@@ -255,12 +243,12 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
             _remark(rank, furthest),
         ]
         for _, ranks in ordered
-        for rank in sorted(ranks, key=key)
+        for rank in ranks
     ]
     told = {title for row in rows for title, cell in zip(titles, row, strict=True) if cell}
     without = {"DATA", "GPU"} - told  # not all jobs tell of these two
     head, *body = [line.removesuffix("   -") for line in table(titles, rows, without=without)]
-    texts = iter(zip(body, [rank for _, ranks in ordered for rank in sorted(ranks, key=key)], strict=True))
+    texts = iter(zip(body, [rank for _, ranks in ordered for rank in ranks], strict=True))
     lines = [Line(head.replace("-", " ", 1), "bold")]
     for node, ranks in ordered:
         lines.append(Line(f"node {node or '?'}", "bold"))
@@ -274,6 +262,10 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     if left > 0:
         lines.append(Line(f"and {left:,} more ranks, none of them slower", "dim"))
     return lines
+
+
+def _badness(rank: RankStatus) -> tuple[float, int, int]:
+    return -(rank.slow or 0.0), rank.step, rank.rank
 
 
 def _gpu(rank: RankStatus, pod: PodUsage | None, processes: int) -> str:
@@ -350,16 +342,8 @@ def _rate(pace: Progress | None) -> str:
     if pace is None:
         return ""
     if pace.rate is not None:
-        return f"{_short(pace.rate)} samples/s"
+        return f"{number_text(pace.rate)} samples/s"
     return f"{1 / pace.step_time:.3g} steps/s" if pace.step_time else ""
-
-
-def _short(value: float) -> str:
-    """Return a number with four digits, and k, M or G."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

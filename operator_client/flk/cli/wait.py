@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, note, output_format, seconds
-from flk.cli.output import json_text
+from flk.cli.options import Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    from flk.cli.screen import ProgressLine
+    from flk.cli.output import ProgressLine
     from flk.jobs.state import State
     from flk.jobs.wait import Goal, Waited
     from flk.observe.client import JobClient, JobRef
@@ -37,14 +36,6 @@ def wait(
         ),
     ] = None,
     timeout: Timeout = None,
-    fail_fast: Annotated[
-        bool,
-        typer.Option(
-            "--fail-fast/--no-fail-fast",
-            help="Stop waiting for a job that cannot go on and that does not resolve by itself (default), or wait on.",
-        ),
-    ] = True,
-    output: Annotated[str | None, output_format("json", explained="json prints the last state on stdout")] = None,
 ) -> int | None:
     """Wait until a job ends, and exit with the job's exit code; of several jobs, until all have, with the worst code.
 
@@ -56,11 +47,11 @@ def wait(
     """
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
-    from flk.cli.screen import ProgressLine
+    from flk.cli.output import ProgressLine
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
-    waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None)
+    waiting = _Waiting(limit, until, progress)
     try:
         code = waiting.conclude_all(chosen)
     except KeyboardInterrupt:
@@ -69,7 +60,6 @@ def wait(
         return int(ExitCode.INTERRUPTED)
     finally:
         progress.clear()
-        waiting.print(chosen)
     return code
 
 
@@ -79,9 +69,7 @@ class _Waiting:
 
     limit: int | None
     goal: Goal | None
-    fail_fast: bool
     progress: ProgressLine
-    states: dict[JobRef, dict[str, Any]] | None  # None: they are not wanted
 
     def conclude_all(self, chosen: Chosen) -> int:
         """Wait for the jobs, and return the worst exit code. Raises the error of a single job."""
@@ -137,8 +125,6 @@ class _Waiting:
         state = waited.state
         self.progress.drop(state)
         self.progress.clear()
-        if self.states is not None:
-            self.states[ref] = {**state.to_dict(), "outcome": waited.outcome.value}
         if waited.outcome == Outcome.REACHED:
             note(f"job {describe(state)}")
             return None
@@ -151,18 +137,6 @@ class _Waiting:
             return int(ExitCode.ERROR)
         note(f"job {ref.name} succeeded{run_time_text(state)}")
         return None
-
-    def print(self, chosen: Chosen) -> None:
-        """Print the last states as JSON, in the order of the jobs."""
-        from flk.jobs.state import SCHEMA
-
-        if self.states is None:
-            return
-        states = [self.states[job] for job in chosen.jobs if job in self.states]
-        if chosen.as_list:
-            print(json_text({"schema": SCHEMA, "items": states}))
-        elif states:
-            print(json_text(states[0]))
 
     def _told(self, text: str) -> None:
         self.progress.clear()

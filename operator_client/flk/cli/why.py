@@ -1,11 +1,18 @@
-"""`flk why`: say why a job does not run, or why it ended."""
+"""`flk why`: say why a job does not run, or why it ended; and `flk explain`: what a cause means."""
 
 from __future__ import annotations
 
+import difflib
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
+from flk.cli.output import json_text, table, width_of, wrapped
+from flk.errors import UsageError
+from flk.terminal import printable, styled
+from flk.units import short_duration
 
 if TYPE_CHECKING:
     from flk.health import Diagnosis
@@ -15,7 +22,7 @@ def why(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
-    output: Annotated[str, output_format("text", "json", "yaml")] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Say why a job does not run, or why it ended: the cause, its evidence, and the remedy.
 
@@ -30,18 +37,13 @@ def why(
     if output == "text":
         sys.stdout.write(text(answer, client.now()))
     else:
-        from flk.cli.output import data_text
-
-        sys.stdout.write(data_text(answer.to_dict(), output))
+        print(json_text(answer.to_dict()))
     return state.code if state.was_deleted else None
 
 
 def text(answer: Diagnosis, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
-    from flk.cli.screen import width_of, wrapped
     from flk.health import cause_of
-    from flk.terminal import printable, styled
-    from flk.units import short_duration
 
     def ago(time: float) -> str:
         return f" ({short_duration(now - time)} ago)" if time else ""
@@ -84,3 +86,26 @@ def _beyond(said: str, headline: str) -> str:
     if " " in message and message in headline and " " not in reason and said not in headline:
         return "" if reason.isupper() else reason
     return "" if " " in said and said in headline else said
+
+
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="[CODE]", help="Code of a cause, as `flk why` prints it.", show_default=False),
+    ] = None,
+) -> None:
+    """Print what a cause means and what to do about it. Without a code, list all causes.
+
+    The reference has the same text.
+    """
+    from flk.health import CAUSES, cause_of, page
+
+    if code is None:
+        print("\n".join(table(["CODE", "MEANING"], [[cause.code, cause.title] for cause in CAUSES])))
+        return
+    found = cause_of(code)
+    if found is None:
+        near = difflib.get_close_matches(code, [cause.code for cause in CAUSES], n=1)
+        hint = f"did you mean {near[0]}? flk explain lists all codes" if near else "flk explain lists all codes"
+        raise UsageError(f"there is no cause {code!r}", hint=hint)
+    print(page(found))

@@ -22,7 +22,7 @@ from flk_runtime.contract import foreign
 
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
-_KINDS: Final = ("json.gz", "pickle", "svg")  # of files that a profile has
+_KINDS: Final = ("json.gz", "pickle")  # of files that a profile has
 _LONGEST: Final = 3600.0  # seconds for all steps
 _START: Final = (
     "import base64,sys,zlib;"
@@ -33,23 +33,15 @@ _ERRORS: Final[dict[str, tuple[str, str]]] = {
     "absent": ("rank {rank} does not run in {pod} now", "{why} says what the job does"),
     "silent": (
         "rank {rank} does not answer: native code holds Python's lock (GIL), or its process is stopped",
-        "--stacks 5s records where it is",
+        "{stacks} shows where the others are",
     ),
     "ended": ("rank {rank} ended before the profile was whole", "{status} says how"),
-    "old": ("the flk of this job is older than profiles", "--stacks 5s needs only py-spy in the image"),
+    "old": ("the flk of this job is older than profiles", "{stacks} shows what its ranks do"),
     "busy": ("rank {rank} is being profiled already", "wait for the end of that profile"),
     "profiled": ("the script of rank {rank} runs a profiler of its own", "torch allows one at a time"),
     "no torch": ("the script of rank {rank} has not imported torch", "{stacks} shows what it does"),
     "no CUDA": ("--memory: rank {rank} has no CUDA GPU, and torch keeps no history of other memory", ""),
     "failed": ("the profiler of rank {rank} failed, and the training goes on: {detail}", ""),
-    "no py-spy": (
-        "--stacks: the image has no py-spy, which records the stacks",
-        "add it to the image, or submit with --pip py-spy; {stacks} shows the stacks of one moment without it",
-    ),
-    "py-spy": (
-        "--stacks: py-spy cannot record rank {rank}: {detail}",
-        "it needs the right to trace processes (capability SYS_PTRACE); {stacks} does not",
-    ),
 }
 
 
@@ -118,13 +110,15 @@ def profile(
 ) -> Profiled:
     """Ask a rank for a profile, wait for it, and fetch its files into a folder.
 
-    ``python`` is the interpreter of its container. ``request`` has ``arguments`` for `flk_runtime.profiling.rank`, or
-    ``seconds`` of stacks. Raises ApiError or UsageError with the reason if there is no profile.
+    ``python`` is the interpreter of its container. ``request`` has ``arguments`` for `flk_runtime.profiling.rank`.
+    Raises ApiError or UsageError with the reason if there is no profile.
     """
-    asked = {"folders": _FOLDERS, "local_rank": place.local_rank, **request}
-    if "arguments" in asked:
-        asked["arguments"] = {**asked["arguments"], "rank": place.rank}
-        asked["source"] = module_source("flk_runtime/profiling/rank.py")
+    asked = {
+        "folders": _FOLDERS,
+        "local_rank": place.local_rank,
+        "arguments": {**request["arguments"], "rank": place.rank},
+        "source": module_source("flk_runtime/profiling/rank.py"),
+    }
     container = container_of(place.pod)
     words = [python, "-c", _START, *_packed(module_source("flk_runtime/profiling/ask.py"), json.dumps(asked))]
     done = client.execute(place.pod, with_packages(place.pod, container, words), _LONGEST)
@@ -160,8 +154,7 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
         return ApiError(
             f"rank {place.rank} {steps} in {answer['seconds']} seconds"
             + (f"; it is at step {made}" if made >= 0 else ""),
-            hint=f"{flk('stacks', name)} shows what it does; --step-timeout waits longer, --stacks 5s records where it "
-            "is",
+            hint=f"{flk('stacks', name)} shows what it does",
         )
     sentence, hint = _ERRORS.get(answer["error"], (str(answer["error"]), ""))
     words = {
@@ -172,7 +165,7 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
         "status": flk("status", name),
         "stacks": flk("stacks", name),
     }
-    kind = UsageError if answer["error"] in ("no CUDA", "no py-spy") else ApiError
+    kind = UsageError if answer["error"] == "no CUDA" else ApiError
     return kind(sentence.format(**words), hint=hint.format(**words))
 
 

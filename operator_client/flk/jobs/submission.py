@@ -18,9 +18,8 @@ from flk.jobs.lifecycle import create_job
 from flk.jobs.listing import cluster_user, current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
-from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.environment import warnings as mistakes
-from flk.manifest.files import with_files
+from flk.manifest.git import commit_of, diff_of
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.redaction import kept_diff, secrets_of
@@ -108,7 +107,7 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     the job or its files cannot be submitted, ApiError if the API server refuses it.
     """
     folder = Path(root).resolve()
-    submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
+    submission = prepare(job, folder, JobClient.connect(context, namespace))
     bundle = submission.bundle
     for sentence in filter(None, (*mistakes(submission.job), bundle.unread)):
         warnings.warn(sentence, stacklevel=2)
@@ -121,5 +120,5 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """
     folder = Path(root).resolve()
-    job = with_files(job, folder).named()
+    job = job.named()
     return manifest.render(job, make_bundle(job, folder), namespace=namespace)

@@ -16,8 +16,8 @@ from typing import Final
 
 from flk.errors import UsageError
 from flk.manifest.environment import environment
+from flk.manifest.files import requirement_files
 from flk.spec.job import Job
-from flk.spec.packages import requirement_files
 from flk.user_files import cache_folder
 from flk_runtime.contract import pod_env, user_env
 

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from flk.errors import FlkError, UsageError
-from flk.local import gpus
+from flk.local.machine import count_gpus, free_port, interpreter, launcher_variables, on_cpus, shares
 from flk.local.places import checkpoints_of_this_run, memory
-from flk.local.python import interpreter
 from flk.local.shown import Shown
-from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.failure import ExitCode
@@ -55,9 +53,9 @@ class LocalRun:
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
                 hint="use flk submit, or run flk in a Linux container",
             )
-        here = gpus.count_gpus()
-        self._gpus = gpus.shares(job, here)
-        self._on_cpus = gpus.on_cpus(job, here, self._gpus)
+        here = count_gpus()
+        self._gpus = shares(job, here)
+        self._on_cpus = on_cpus(job, here, self._gpus)
         self._known_gpus = job.resources.gpu if here and self._gpus else 0
         self._python = interpreter()
         self._pods: dict[int, _Pod] = {}

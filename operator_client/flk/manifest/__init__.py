@@ -4,10 +4,9 @@
 """
 
 from flk.manifest.bundle import Bundle, make_bundle
-from flk.manifest.patch import patched
-from flk.manifest.render import render
-from flk.manifest.rendezvous import rendezvous_secret
+from flk.manifest.environment import rendezvous_secret
+from flk.manifest.pod import patched
+from flk.manifest.render import render, to_json, to_yaml
 from flk.manifest.runtime import runtime_archive
-from flk.manifest.text import to_json, to_yaml
 
 __all__ = ["Bundle", "make_bundle", "patched", "render", "rendezvous_secret", "runtime_archive", "to_json", "to_yaml"]

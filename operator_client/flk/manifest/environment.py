@@ -1,14 +1,20 @@
-"""The environment variables that all ranks of a job share, in every pod and under `flk run`.
+"""The environment variables of a job: those that all ranks share, in every pod and under `flk run`, and the rendezvous.
 
 `flk.manifest.pod` adds the variables of a pod, and the launcher adds torchrun's variables.
 """
 
 from __future__ import annotations
 
-from flk.spec.diloco import DiLoCo
-from flk.spec.fabric import fabrics
+import zlib
+from typing import Any, Final
+
+from flk import labels
+from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows
+from flk.spec.parts import HUB_MODULE, TLS_FOLDER, DiLoCo
+from flk.targets import Target
+from flk.targets.rendezvous import KEYS, secret_name, secret_name_of
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.options import DILOCO
 from flk_runtime.contract.secrets import names_secret
@@ -56,3 +62,80 @@ def warnings(job: Job) -> list[str]:
     if job.diloco and job.strategy != DILOCO:
         found.append(f"diloco has no effect under strategy {job.strategy}: use --strategy {DILOCO}")
     return found
+
+
+# Ports for pods that use the network of their node: below the ports of Services (NodePort) and outgoing connections.
+_NODE_PORTS: Final = range(24_000, 29_000)
+
+
+def rendezvous_port(job: Job, namespace: str | None) -> int:
+    """Return the port of the launcher of pod 0.
+
+    Pods have an address of their own, so all jobs use the same port. With ``hostNetwork``, which a job's patch can set,
+    the pods of two jobs may share the address of a node: then the port is derived from namespace and name.
+    """
+    spec = job.patch.get("spec") if job.patch else None
+    if not (isinstance(spec, dict) and spec.get("hostNetwork") is True):
+        return pod_layout.RDZV_PORT
+    return _NODE_PORTS[zlib.adler32(f"{namespace or 'default'}/{job.name}".encode()) % len(_NODE_PORTS)]
+
+
+def rendezvous_secret(job_manifest: dict[str, Any], secret: str) -> dict[str, Any]:
+    """Return the Secret of a job that has been created, with its UID and this random text."""
+    own_labels = {**labels.MANAGED_BY, labels.JOB: job_manifest["metadata"]["name"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": secret_name_of(job_manifest), "labels": own_labels},
+        "immutable": True,
+        "stringData": {KEYS[pod_env.JOB_UID]: job_manifest["metadata"]["uid"], KEYS[pod_env.RDZV_SECRET]: secret},
+    }
+
+
+def secret_variables(job: Job) -> list[dict[str, Any]]:
+    """Return the variables of a pod that come from the Secret.
+
+    They are optional, so that a job that kubectl creates, without a Secret, starts as well. `flk.jobs.lifecycle`
+    requires them in the jobs for which it makes the Secret.
+    """
+    name = secret_name(str(job.name))
+    return [from_secret(variable, name, key, optional=True) for variable, key in KEYS.items()]
+
+
+def from_secret(variable: str, secret: str, key: str, **more: bool) -> dict[str, Any]:
+    """Return a variable of a pod whose value is a key of a Secret."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, **more}}}
+
+
+_VOLUME = "hub"
+
+
+def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]:
+    """Return the variables of a pod that say where the workers meet; none under the other strategies.
+
+    Without an address of another job, the launcher of pod 0 serves the hub.
+    """
+    if job.strategy != DILOCO:
+        return []
+    diloco = job.diloco or DiLoCo()
+    own = f"{target.pod_host(str(job.name), 0)}:{pod_layout.SERVICE_PORT}"
+    plain: dict[str, str] = {pod_env.SERVICE_ADDRESS: diloco.hub or own}
+    if not diloco.hub:
+        plain[pod_env.SERVICE] = HUB_MODULE
+    if diloco.tls:
+        plain[pod_env.SERVICE_CA] = f"{TLS_FOLDER}/ca.crt"
+        if not diloco.hub:
+            plain[pod_env.SERVICE_CERTIFICATE] = TLS_FOLDER
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    if diloco.secret:
+        secret, key = diloco.secret.split(":", 1)
+        variables.append(from_secret(pod_env.SERVICE_SECRET, secret, key))
+    return variables
+
+
+def outer_rendezvous_volume(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the volume of the certificates and its mount, as lists that are empty without TLS."""
+    if not (job.diloco and job.diloco.tls):
+        return [], []
+    volume = {"name": _VOLUME, "secret": {"secretName": job.diloco.tls, "defaultMode": 0o440}}
+    return [volume], [{"name": _VOLUME, "mountPath": TLS_FOLDER, "readOnly": True}]

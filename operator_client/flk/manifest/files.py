@@ -10,31 +10,30 @@ passwords, and links to files outside of the folder, travel only if `ship` lists
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
 import itertools
 import os
+import posixpath
 import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
 
 from flk.errors import UsageError
-from flk.manifest import ignore_file
-from flk.manifest.git import ask_git
+from flk.manifest.git import IGNORE_FILE, ask_git, excluded
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
-from flk.spec.packages import refuse_mixed_hashes, requirement_files
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
-_OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
+_OWN_FILES: Final = {"flk.yaml", IGNORE_FILE}  # pods do not read them
 # What flk report and flk profile write for a job where no other name or folder is given.
-_WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.(json\.gz|pickle|svg))")
+_WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.(json\.gz|pickle))")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
@@ -45,9 +44,10 @@ _NO_SCRIPTS: Final = {
     ".pyc": ("bytecode of one version of Python", "name the .py file that it was made of"),
     ".sh": ("a shell script", "name the Python script that it starts; --setup runs a shell command before that"),
 }
-_OF_ACCELERATE: Final = re.compile(rb"^compute_environment:", re.MULTILINE)  # in each file of `accelerate config`
-_USES_ACCELERATE: Final = (b"accelerate", b"transformers", b"trl")
-_CONFIG_LIMIT: Final = 1 << 16  # bytes; such a file has one or two thousand
+
+# A line that reads another file: `-r more.txt`, `--requirement=more.txt`, `-cpins.txt`, `--constraint pins.txt`.
+_INCLUDES: Final = re.compile(r"\s*(?:-[rc]\s*|--(?:requirement|constraint)[\s=]\s*)(?P<file>\S+)")
+_HASH: Final = "--hash="
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def select_files(job: Job, root: Path) -> Selection:
             f"the script {job.command[0]} is outside of {root}, whose code is shipped",
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
-    listed = _listed(job.ship if isinstance(job.ship, list) else [], root).union(check_named_files(job, root))
+    listed = _shipped_files(job, root).union(_required_files(job, root))
     at_home = Path(os.path.expanduser("~")).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
     written = set[str]() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
-    ignored = ignore_file.ignored(root, found | others)
+    ignored = excluded(root, found | others)
     found, others, written = found - ignored - written, others - ignored, written - ignored
     repositories = {path for path in others if path.endswith("/")}
     hidden = {path for path in others if path.endswith(".py")}
@@ -121,48 +121,31 @@ def select_files(job: Job, root: Path) -> Selection:
     )
 
 
-def check_named_files(job: Job, root: Path) -> list[str]:
-    """Return the files that options name and that travel with a job. Raises UsageError for one that cannot be used."""
-    config = job.accelerate_config
-    named = [] if config is None or config.startswith("/") else [config]
-    for name in named:
-        if not _is_file(root / name) or _leaves(root, name):
-            raise UsageError(f"accelerate_config: there is no file {name} in {root}, whose code is shipped")
-    return [*named, *_requirements(job, root)]
+def check_files(job: Job, root: Path, *, here: bool = False) -> None:
+    """Raise UsageError with all that is wrong with the script of a job and with the files that its options name.
 
-
-def with_files(job: Job, root: Path, *, here: bool = False) -> Job:
-    """Return ``job`` with the configuration of accelerate that lies beside its script, if it names none itself.
-
-    ``here``: it runs on this machine. Raises UsageError if its script, or a file that an option names, cannot be used.
+    ``here``: it runs on this machine, where the image is not.
     """
     if job.ship is False:
-        return job
-    script = find_script(job, root, here=here)
-    if script and not job.accelerate_config and (beside := accelerate_config_beside(script, root)):
-        job = job.changed(accelerate_config=beside)
-    check_named_files(job, root)
-    return job
+        return
+    checks: list[Callable[[Job, Path], object]] = [partial(find_script, here=here), _required_files]
+    if not here:
+        checks.append(_shipped_files)
+    mistakes = []
+    for check in checks:
+        try:
+            check(job, root)
+        except UsageError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise UsageError.of(mistakes)
 
 
-def accelerate_config_beside(script: Path, root: Path) -> str | None:
-    """Return the file beside ``script``, which uses accelerate, that `accelerate config` has written.
-
-    The path is relative to the root. None if the script does not use it, or there is no such file or more than one.
-    """
-    root = root.resolve()
-    found: list[Path] = []
-    with contextlib.suppress(OSError):
-        text = script.read_bytes()
-        for path in script.parent.glob("*.y*ml") if any(word in text for word in _USES_ACCELERATE) else ():
-            if path.stat().st_size <= _CONFIG_LIMIT and _OF_ACCELERATE.search(path.read_bytes()):
-                found.append(path)
-    if len(found) != 1 or not found[0].is_relative_to(root):
-        return None
-    return found[0].relative_to(root).as_posix()
+def _shipped_files(job: Job, root: Path) -> set[str]:
+    return _listed(job.ship if isinstance(job.ship, list) else [], root)
 
 
-def _requirements(job: Job, root: Path) -> list[str]:
+def _required_files(job: Job, root: Path) -> list[str]:
     if job.requirements is None or job.requirements.startswith("/"):
         return []
     files = requirement_files(job.requirements, root)
@@ -406,3 +389,49 @@ def _leaves(root: Path, path: str) -> bool:
 def _some(paths: Iterable[str]) -> str:
     names = sorted(paths)
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def requirement_files(path: str, root: Path) -> list[str]:
+    """Return a file of requirements and those that it includes, as paths relative to ``root``, where they are.
+
+    An absolute path stays one. Raises UsageError for a file that is missing, cannot be read or is outside of ``root``.
+    """
+    found: dict[str, None] = {}
+
+    def add(name: str, place: str) -> None:
+        if name in found:
+            return
+        file = root / name
+        if not path.startswith("/") and not file.resolve().is_relative_to(root.resolve()):
+            raise UsageError(f"{place}: {name} is outside of {root}, whose code is shipped")
+        try:
+            text = file.read_text("utf-8")
+        except FileNotFoundError:
+            hint = "" if found else "if it is in the image, give its absolute path"
+            raise UsageError(f"{place}: there is no file {name} in {root}", hint=hint) from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise UsageError(f"{place}: {name} cannot be read: {reason}") from None
+        found[name] = None
+        for number, included in _includes(text):
+            add(posixpath.normpath(PurePosixPath(name).parent / included), f"{name}:{number}")
+
+    add(path, "requirements")
+    return [*found]
+
+
+def _includes(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _INCLUDES.match(line)
+        if match and "://" not in match["file"]:
+            yield number, match["file"]
+
+
+def refuse_mixed_hashes(packages: list[str], files: list[str], read: Callable[[str], str]) -> None:
+    """Raise UsageError if a file has hashes and packages are named beside it: pip then wants hashes of all."""
+    hashed = next((file for file in files if _HASH in read(file)), None)
+    if packages and hashed:
+        raise UsageError(
+            f"pip: {packages[0]} has no hash, and {hashed} has hashes, so pip refuses packages without one",
+            hint=f"write it with its hash into {hashed}",
+        )

@@ -1,4 +1,4 @@
-"""Ask git about the user's folder, without the programs that the folder's own configuration names.
+"""What git says about the user's folder: its commit, how the code differs from it, and what `.flkignore` excludes.
 
 The folder may be an unpacked archive of somebody else, with its ``.git``. What it says about files counts; what it says
 about programs does not.
@@ -7,9 +7,14 @@ about programs does not.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
+
+from flk.errors import UsageError
 
 # Read after the folder's configuration: no monitor of files, and no hooks.
 _SETTINGS: Final = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
@@ -22,3 +27,107 @@ def ask_git(root: Path, *arguments: str, timeout: float | None = None) -> subpro
     command = ["git", "-C", str(root), *_SETTINGS, *arguments]
     environment = {**os.environ, **_ENVIRONMENT}
     return subprocess.run(command, capture_output=True, check=False, timeout=timeout, env=environment)
+
+
+TIMEOUT: Final = 5.0  # seconds: a job is submitted without its commit if git takes longer
+DIFF_LIMIT: Final = 1 << 16  # characters of a diff that are kept
+_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
+# Without programs that show differences, and without entering submodules, which have configurations of their own.
+_DIFF: Final = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+_OF_FOLDER: Final = ("local", "worktree")  # scopes of git's configuration
+_NO_FILTER: Final = ("clean=", "smudge=", "process=", "required=false")
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit that is checked out at ``root``, with ``-dirty`` if tracked files differ from it.
+
+    Empty outside of git, before the first commit, and if git does not answer: a job needs no commit.
+    """
+    told, filters = _told(root, "rev-parse", "--verify", "HEAD"), _without_filters(root)
+    if told is None or filters is None or not _COMMIT.fullmatch(told.strip()):
+        return ""
+    same = _told(root, *filters, *_DIFF, "--quiet", "HEAD") is not None
+    return told.strip() if same else f"{told.strip()}-dirty"
+
+
+def diff_of(root: Path) -> str:
+    """Return how the tracked files in ``root`` differ from the commit, as `git diff` tells it, at most DIFF_LIMIT.
+
+    Empty where they do not differ, and if git does not answer.
+    """
+    filters = _without_filters(root)
+    # The folder by its path: its configuration may name another folder, of which no file is read.
+    told = None if filters is None else _told(root, *filters, *_DIFF, "HEAD", "--", str(root))
+    if told is None or len(told) <= DIFF_LIMIT:
+        return told or ""
+    kept = told[:DIFF_LIMIT].rpartition("\n")[0]
+    return f"{kept}\n({len(told) - len(kept):,} more characters are left out)\n"
+
+
+def _without_filters(root: Path) -> list[str] | None:
+    """Return the options without which git reads files through programs that the folder's configuration names.
+
+    None if git does not say which these are. The user's own filters, such as those of Git LFS, stay.
+    """
+    told = _told(root, "config", "--list", "--null", "--show-scope", "--name-only")
+    if told is None:
+        return None
+    words = told.split("\0")
+    names = {
+        name.rpartition(".")[0]
+        for scope, name in zip(words[::2], words[1::2], strict=False)
+        if scope in _OF_FOLDER and name.startswith("filter.")
+    }
+    if any("=" in name for name in names):  # which no option can name
+        return None
+    return [word for name in sorted(names) for end in _NO_FILTER for word in ("-c", f"{name}.{end}")]
+
+
+def _told(root: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it fails or takes too long."""
+    try:
+        done = ask_git(root, *arguments, timeout=TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+IGNORE_FILE: Final = ".flkignore"  # patterns in the syntax of `.gitignore`
+
+
+def excluded(root: Path, paths: Collection[str]) -> set[str]:
+    """Return those of ``paths``, which are relative to the root, that the root's `.flkignore` excludes.
+
+    Raises UsageError if there is such a file and git cannot read it.
+    """
+    if not paths or not (root / IGNORE_FILE).is_file():
+        return set()
+    with tempfile.TemporaryDirectory(prefix="flk-") as empty:
+        # An empty repository beside an empty work tree: no other patterns count, and a tracked file may be ignored.
+        git = [
+            "git",
+            "--git-dir",
+            f"{empty}/git",
+            "--work-tree",
+            empty,
+            "-c",
+            f"core.excludesFile={root / IGNORE_FILE}",
+        ]
+        _run(root, ["git", "init", "-q", "--bare", "--template=", f"{empty}/git"], empty)
+        # A name may begin with a colon, which has a meaning for git.
+        given = b"\0".join(b"./" + os.fsencode(path) for path in sorted(paths))
+        found = _run(root, [*git, "check-ignore", "--no-index", "-z", "--stdin"], empty, given)
+    return {os.fsdecode(path.removeprefix(b"./")) for path in found.split(b"\0") if path}
+
+
+def _run(root: Path, command: list[str], folder: str, given: bytes = b"") -> bytes:
+    try:
+        done = subprocess.run(command, cwd=folder, input=given, capture_output=True)
+    except OSError:
+        raise UsageError(
+            f"{root / IGNORE_FILE} needs git, which is not installed", hint="install git, or --no-ship"
+        ) from None
+    if done.returncode > 1:  # 1: nothing is ignored
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UsageError(f"git cannot read {root / IGNORE_FILE}: {said[0] if said else 'no reason given'}")
+    return done.stdout

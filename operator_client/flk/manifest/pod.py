@@ -8,15 +8,18 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
-from flk.manifest.environment import environment
-from flk.manifest.outer_rendezvous import outer_rendezvous_variables
-from flk.manifest.patch import patched
-from flk.manifest.rendezvous import rendezvous_port, secret_variables
-from flk.manifest.volumes import SHM, volumes_and_mounts
-from flk.spec.fabric import fabrics
+from flk.manifest.environment import (
+    environment,
+    from_secret,
+    outer_rendezvous_variables,
+    outer_rendezvous_volume,
+    rendezvous_port,
+    secret_variables,
+)
 from flk.spec.fields import PULL_POLICIES
-from flk.spec.gpus import gpu_terms
+from flk.spec.hardware import fabrics, gpu_terms
 from flk.spec.job import Job
+from flk.spec.mounts import CLAIM, SOURCES, Mount
 from flk.spec.names import split_topology
 from flk.spec.parts import PodSettings
 from flk.targets import TARGETS, Target
@@ -180,7 +183,6 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     if job.metrics:  # they are told which run this is
         of_pods[user_env.POD_IMAGE] = job.image_or_default
     plain = {name: value for name, value in (of_pods | environment(job)).items() if name not in job.secrets}
-    secrets = ((name, *reference.split(":", 1)) for name, reference in job.secrets.items())
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": pod_env.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
@@ -188,7 +190,7 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *outer_rendezvous_variables(job, target),
-        *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
+        *(from_secret(name, *reference.split(":", 1)) for name, reference in job.secrets.items()),
     ]
 
 
@@ -229,3 +231,98 @@ def _resources(job: Job) -> dict[str, Any]:
     if job.claims:
         resources["claims"] = [{"name": claim["name"]} for claim in _claims(job)]
     return {"resources": resources} if resources else {}
+
+
+SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
+# Token, certificate and namespace for the API server. They are not at Kubernetes' path, where every library would look.
+_API_SOURCES: Final[list[dict[str, Any]]] = [
+    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True}},
+    {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+]
+
+
+def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the volumes of a pod of ``job`` and where its container mounts them.
+
+    ``config_maps`` are the names of those that hold the bundle.
+    """
+    size = {"sizeLimit": job.resources.shm} if job.resources.shm else {}
+    volumes: list[dict[str, Any]] = [
+        {"name": "work", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "work", "mountPath": pod_layout.WORK_FOLDER},
+        {"name": "shm", "mountPath": SHM},
+    ]
+    if config_maps:
+        sources = [{"configMap": {"name": name}} for name in config_maps]
+        volumes.append({"name": "ship", "projected": {"sources": sources}})
+        mounts.append({"name": "ship", "mountPath": pod_layout.SHIP_FOLDER, "readOnly": True})
+    if job.memory_path and job.memory_mount is None:
+        volumes.append({"name": "memory", "emptyDir": {}})
+        mounts.append({"name": "memory", "mountPath": job.memory_path})
+    if job.records is not None:
+        volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
+        mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
+    certificates, certificate_mounts = outer_rendezvous_volume(job)
+    volumes += certificates
+    mounts += certificate_mounts
+    own = [Mount.parse(text) for text in job.volumes]
+    if job.checkpoint is None:
+        volumes.append({"name": "checkpoint", "emptyDir": {}})
+        mounts.append({"name": "checkpoint", "mountPath": pod_layout.CHECKPOINT_FOLDER})
+    elif job.checkpoint.claim:
+        own.append(Mount(CLAIM, *job.checkpoint.claim))
+    names: dict[str, str] = {}  # what is mounted twice is one volume
+    for mount in own:
+        if mount.source not in names:
+            names[mount.source] = f"{mount.kind}-{len(names)}"
+            volumes.append({"name": names[mount.source], **SOURCES[mount.kind].volume(mount.name)})
+        read_only = {"readOnly": True} if mount.read_only or SOURCES[mount.kind].read_only else {}
+        mounts.append({"name": names[mount.source], "mountPath": mount.path, **read_only})
+    return volumes, mounts
+
+
+_INSTEAD: Final = {"value": "valueFrom", "valueFrom": "value"}  # a variable has one of both
+
+
+def patched(base: Any, patch: Any, path: str = "patch") -> Any:
+    """Return ``base`` merged with ``patch``. ``path`` names the patch in errors.
+
+    Mappings are merged, and null removes a key. ``value`` takes the place of ``valueFrom``, and the other way round.
+    Lists of mappings that all have a ``mountPath``, or all have a ``name``, are merged by it; other lists are replaced.
+    Raises UsageError if a mapping or a list that is not empty would be replaced by something else.
+    """
+    for shape, name in ((dict, "a mapping"), (list, "a list")):
+        if isinstance(base, shape) and base and not isinstance(patch, shape):
+            raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
+    if isinstance(base, dict) and isinstance(patch, dict):
+        merged = dict(base)
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                if (other := _INSTEAD.get(key)) and other not in patch:
+                    merged.pop(other, None)
+                merged[key] = patched(merged.get(key), value, f"{path}.{key}")
+        return merged
+    if isinstance(base, list) and isinstance(patch, list):
+        for identity in ("mountPath", "name"):
+            if (
+                base
+                and patch
+                and all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch))
+            ):
+                given = {item[identity]: item for item in patch}
+                kept = {i[identity]: patched(i, given.get(i[identity], {}), f"{path}[{i[identity]}]") for i in base}
+                return [*kept.values(), *(_without_nulls(item) for name, item in given.items() if name not in kept)]
+    return _without_nulls(patch)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of a patch without the keys that are null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -20,8 +20,6 @@ HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
-_DASHES: Final = ([1, 0], [6, 3])  # lengths of strokes and gaps of two lines
-_LINES: Final = ("var(--line-1)", "var(--line-2)")
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
@@ -54,36 +52,8 @@ def _throughput(report: Report) -> Chart | None:
     )
 
 
-def _by_time(report: Report) -> Chart | None:
-    """Steps over time: restarts, pauses and lost steps are visible in it."""
-    begin = report.state.started or report.state.created
-    rows = [
-        {"time": each.time - begin, "step": each.step, **_attempt_of(each)}
-        for each in _history(report)
-        if each.time >= begin > 0
-    ]
-    if not rows:
-        return None
-    length, unit = _unit(max(row["time"] for row in rows))
-    rows = [{**row, "time": round(row["time"] / length, 4)} for row in rows]
-    spec = _lines(rows, _axis("time", f"{unit} since the start"), _axis("step", "step"))
-    return Chart("progress", "Steps over time", _told("steps over time", report), spec)
-
-
 def _step_time(report: Report) -> Chart | None:
-    rows = []
-    for each in _history(report):
-        pairs = [("median rank", each.step_seconds), ("slowest rank, work", each.slowest_seconds)]
-        rows += [
-            {"line": name, "step": each.step, "value": value, **_attempt_of(each)}
-            for name, value in pairs
-            if value is not None
-        ]
-    if not rows:
-        return None
-    names = list(dict.fromkeys(str(row["line"]) for row in rows))
-    spec = _lines(rows, _axis("step", "step"), _axis("value", "seconds per step"), names=names)
-    return Chart("step-time", "Time of a step", _told("seconds per step", report), spec)
+    return _line(report, "step-time", "Time of a step", "seconds per step", lambda each: each.step_seconds)
 
 
 def _memory(report: Report) -> Chart | None:
@@ -219,7 +189,7 @@ def _ranks(report: Report) -> Chart | None:
     return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", report), spec)
 
 
-_CHARTS: Final = (_attempts, _loss, _throughput, _by_time, _step_time, _memory, _ranks, _goodput)
+_CHARTS: Final = (_attempts, _loss, _throughput, _step_time, _memory, _ranks, _goodput)
 
 
 def _line(
@@ -242,10 +212,7 @@ def _line(
     return Chart(key, title, _told(f"{unit} over steps", report), spec)
 
 
-def _lines(rows: list[dict[str, Any]], x: Spec, y: Spec, *, names: Sequence[str] = ()) -> Spec:
-    """Return a chart of lines: one, or one for each of the ``names`` that the rows have as ``line``."""
-    several = len(names) > 1
-    first = {"color": {"value": "var(--line-1)"}}
+def _lines(rows: list[dict[str, Any]], x: Spec, y: Spec) -> Spec:
     return {
         "data": {"values": [{**row, y["field"]: _short(row[y["field"]])} for row in rows]},
         "height": HEIGHT,
@@ -253,11 +220,10 @@ def _lines(rows: list[dict[str, Any]], x: Spec, y: Spec, *, names: Sequence[str]
         "encoding": {
             "x": x,
             "y": y,
-            **({"color": _colours("line", names, _LINES), "strokeDash": _dashes("line", names)} if several else first),
+            "color": {"value": "var(--line-1)"},
             "detail": {"field": "attempt"},
             "order": {"field": "place"},
             "tooltip": [
-                *([{"field": "line"}] if several else []),
                 {"field": "attempt"},
                 {"field": x["field"], "type": "quantitative", "title": x["title"]},
                 {"field": y["field"], "type": "quantitative", "title": y["title"], "format": ".4~g"},
@@ -281,16 +247,6 @@ def _colours(name: str, domain: Sequence[str], colours: Sequence[str]) -> Spec:
         "type": "nominal",
         "scale": {"domain": list(domain), "range": list(colours)},
         "legend": None if len(domain) == 1 else _legend(domain),
-    }
-
-
-def _dashes(name: str, domain: Sequence[str]) -> Spec:
-    """Return the dashes of lines, by which who sees no colours tells them apart."""
-    return {
-        "field": name,
-        "type": "nominal",
-        "scale": {"domain": list(domain), "range": list(_DASHES)},
-        "legend": {**_legend(domain), "symbolType": "stroke"},
     }
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
 
 from flk.health import Diagnosis
 from flk.jobs.state import State
 from flk.observe.model import PodState
 from flk_runtime.contract.telemetry import Telemetry
-
-SCHEMA: Final = "flk.dev/report/v1"  # of the JSON that `flk report -o json` prints
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,3 @@ class Report:
         if not self.state.started:
             return None
         return (self.state.ended or self.seen) - self.state.started
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for `-o json`, with the version of its schema."""
-        data = asdict(self)
-        for pod in data["pods"]:
-            del pod["record"], pod["failed_permanently"]
-            pod["phase"] = str(pod["phase"].value)
-        return {"schema": SCHEMA, **data, "state": self.state.to_dict(), "answer": self.answer.to_dict()}

@@ -25,9 +25,8 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from flk import units
-from flk.spec import mounts, names, packages
-from flk.spec.fabric import fabrics
-from flk.spec.gpus import gpu_types
+from flk.spec import mounts, names
+from flk.spec.hardware import fabrics, gpu_types
 from flk.spec.validation import usage_error
 from flk_runtime.contract import quantities
 from flk_runtime.contract.options import (
@@ -45,8 +44,6 @@ from flk_runtime.contract.variable import words
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-DEFAULT_TARGET: Final = "pytorchjob"
-TARGETS: Final = (AUTO, DEFAULT_TARGET, "trainjob", "jobset", "job")
 NO_GANG: Final = "none"
 GANGS: Final = (AUTO, "native", "volcano", "coscheduling", NO_GANG)
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")  # the default first
@@ -241,14 +238,14 @@ SaveEvery = Annotated[
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, OneOf(*fabrics())]
-TargetName = Annotated[str, OneOf(*TARGETS)]
+TargetName = Annotated[str, OneOf(AUTO, *names.TARGETS)]
 GpuType = Annotated[str, OneOf(*gpu_types())]
 PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
 VolumeKind = Annotated[str, OneOf(*mounts.SOURCES)]
 GangName = Annotated[str, OneOf(*GANGS)]
 Topology = Annotated[str, AfterValidator(_topology)]
-Package = Annotated[str, AfterValidator(packages.package)]
-CodeFile = Annotated[str, AfterValidator(packages.requirements_path)]
+Package = Annotated[str, AfterValidator(names.package)]
+CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]
 ShellCommand = Annotated[str, AfterValidator(_shell_command)]
 Modules = Annotated[str, AfterValidator(_modules)]

@@ -6,17 +6,17 @@ The API server accepts what these checks accept, so a mistake is reported before
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from flk.spec import file, mounts, names
-from flk.spec.fabric import fabrics
-from flk.spec.fields import DEFAULT_TARGET, Elastic
+from flk.spec.fields import Elastic
+from flk.spec.hardware import fabrics
 from flk.spec.table import JobOptions
-from flk.spec.validation import usage_error
+from flk.spec.validation import check_all, usage_error
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.options import AUTO, DILOCO, parse_preflight
 
@@ -43,76 +43,78 @@ class Job(JobOptions):
             most = str(elastic.get("max") if isinstance(elastic, dict) else elastic.max)
         return data | ({"replicas": int(most)} if most and most.isdecimal() and int(most) else {})
 
+    @field_validator("command")
+    @classmethod
+    def _check_command(cls, value: list[str]) -> list[str]:
+        _check_command(value)
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Job:
+        check_all(self._mistakes())
+        return self
+
+    def _mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with fields together, one line for each mistake, which begins with the field."""
         if self.name is not None:
-            _check_field("name", names.job_name, self.name, self.most_pods, self.target_or_default)
-        self._check_pods()
-        _check_command(self.command)
+            yield from _error("name", names.job_name, self.name, self.most_pods, self.target_or_default)
+        yield from self._mistakes_of_pods()
         if self.queue_priority and not self.queue:
-            raise ValueError("queue_priority: needs a queue")
-        for name in self.env.keys() & self.secrets.keys():
-            raise ValueError(f"secrets.{name}: is in env too")
-        _check_field(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
-        self._check_mounts()
-        over = self.memory_mount
-        if over and (over.kind != mounts.HOST_PATH or over.read_only):
-            raise ValueError(
-                f"memory_path: {self.memory_path} is on the volume {over}, which is no local disk that pods write to: "
-                "choose a path of a hostpath: volume, or one where no volume is"
-            )
+            yield "queue_priority: needs a queue"
+        for name in sorted(self.env.keys() & self.secrets.keys()):
+            yield f"secrets.{name}: is in env too"
+        yield from _error(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
+        yield from self._mistakes_of_mounts()
         resources = self.resources
         huge = [name for name in fabrics()[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]
         if huge and not (resources.memory or resources.cpu):
-            raise ValueError(
+            yield (
                 f"resources.memory: is missing: fabric {self.fabric} requests {huge[0]}, "
                 "which Kubernetes accepts only with memory or cpu"
             )
-        if self.strategy == DILOCO and (self.elastic or self.spares):
-            raise ValueError(
-                f"{'elastic' if self.elastic else 'spares'}: workers of strategy {DILOCO} come and go anyway"
-            )
-        if self.replicas % self.workers:
-            raise ValueError(f"diloco.workers: must divide replicas, {self.replicas} (is {self.workers})")
-        for key in self.patch.keys() - {"metadata", "spec"}:
-            raise ValueError(f"patch.{key}: a pod template has only metadata and spec")
+        for key in sorted(self.patch.keys() - {"metadata", "spec"}):
+            yield f"patch.{key}: a pod template has only metadata and spec"
         try:
             json.dumps(self.patch, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
-            raise ValueError("patch: contains a value that JSON does not have") from None
+            yield "patch: contains a value that JSON does not have"
+            return
         size = len(self.model_dump_json())
         if size > SIZE_LIMIT:
-            raise ValueError(
-                f"the job has {size:,} bytes and may have at most {SIZE_LIMIT:,}: put large values in a file"
-            )
-        return self
+            yield f"the job has {size:,} bytes and may have at most {SIZE_LIMIT:,}: put large values in a file"
 
-    def _check_mounts(self) -> None:
-        """Raise ValueError for paths at which a container cannot have its volumes."""
+    def _mistakes_of_mounts(self) -> Iterator[str]:
+        """Yield the paths at which a container cannot have its volumes."""
         found = [mounts.Mount.parse(mount) for mount in self.volumes]
         paths = [mount.path for mount in found]
         if self.checkpoint and self.checkpoint.path:
             paths.append(self.checkpoint.path)
-        for path in paths:
+        for path in dict.fromkeys(paths):
             if paths.count(path) > 1:
-                raise ValueError(f"volumes: two volumes are mounted at {path}")
-            for over in found:
-                if over.is_read_only and path.startswith(f"{over.path}/"):
-                    raise ValueError(
-                        f"volumes: {path} is inside of {over}, which is read-only, so that no folder can be made "
+                yield f"volumes: two volumes are mounted at {path}"
+            for outer in found:
+                if outer.is_read_only and path.startswith(f"{outer.path}/"):
+                    yield (
+                        f"volumes: {path} is inside of {outer}, which is read-only, so that no folder can be made "
                         "there to mount it: choose another path"
                     )
-
-    def _check_pods(self) -> None:
-        elastic = self.elastic
-        if elastic is None:
-            return
-        if self.spares:
-            raise ValueError("spares: an elastic job goes on with fewer pods, so it has none: leave out one of the two")
-        if not elastic.min <= self.replicas <= elastic.max:
-            raise ValueError(
-                f"replicas: must be from {elastic.min} to {elastic.max} in this elastic job (is {self.replicas})"
+        over = self.memory_mount
+        if over and (over.kind != mounts.HOST_PATH or over.read_only):
+            yield (
+                f"memory_path: {self.memory_path} is on the volume {over}, which is no local disk that pods write to: "
+                "choose a path of a hostpath: volume, or one where no volume is"
             )
+
+    def _mistakes_of_pods(self) -> Iterator[str]:
+        elastic = self.elastic
+        if elastic and self.spares:
+            yield "spares: an elastic job goes on with fewer pods, so it has none: leave out one of the two"
+        if elastic and not elastic.min <= self.replicas <= elastic.max:
+            yield f"replicas: must be from {elastic.min} to {elastic.max} in this elastic job (is {self.replicas})"
+        if self.strategy == DILOCO and (elastic or self.spares):
+            yield f"{'elastic' if elastic else 'spares'}: workers of strategy {DILOCO} come and go anyway"
+        if self.replicas % self.workers:
+            yield f"diloco.workers: must divide replicas, {self.replicas} (is {self.workers})"
 
     @classmethod
     def from_file(cls, path: str | Path) -> Job:
@@ -168,7 +170,7 @@ class Job(JobOptions):
     @property
     def target_or_default(self) -> str:
         """The name of the target, without a cluster that decides: that of PyTorchJobs."""
-        return self.target if self.target not in (None, AUTO) else DEFAULT_TARGET
+        return self.target if self.target not in (None, AUTO) else names.DEFAULT_TARGET
 
     def named(self) -> Job:
         """Return this job, with a generated name if it has none."""
@@ -193,12 +195,12 @@ def validated(data: Mapping[str, Any], *, where: Mapping[str, str] | None = None
         raise usage_error(error, Job, where=where or {}, source=source) from None
 
 
-def _check_field(field: str, check: Callable[..., object], *values: Any) -> None:
-    """Run ``check`` with ``values`` and put the field's name before its error."""
+def _error(field: str, check: Callable[..., object], *values: Any) -> Iterator[str]:
+    """Yield the error of ``check`` with ``values``, if there is one, after the field's name."""
     try:
         check(*values)
     except ValueError as error:
-        raise ValueError(f"{field}: {error}") from None
+        yield f"{field}: {error}"
 
 
 # Modules that start ranks of their own in each rank, which then train beside each other.
@@ -208,15 +210,15 @@ _ITSELF: Final = "flk starts the ranks itself"
 
 def _check_command(command: list[str]) -> None:
     if not command or not command[0]:
-        raise ValueError("command: names no script")
+        raise ValueError("names no script")
     first = PurePosixPath(command[0]).name
     if first == "torchrun" or (first.startswith("python") and not first.endswith(".py")):
-        raise ValueError(f"command: begins with the script or with -m, not with {first}: {_ITSELF}")
+        raise ValueError(f"begins with the script or with -m, not with {first}: {_ITSELF}")
     if command[0] == "-m":
         if len(command) < 2:
-            raise ValueError("command: -m needs a module")
-        _check_field("command", names.module, command[1])
+            raise ValueError("-m needs a module")
+        names.module(command[1])
         if command[1] in _LAUNCHERS:
-            raise ValueError(f"command: begins with the script or with -m, not with {command[1]}: {_ITSELF}")
+            raise ValueError(f"begins with the script or with -m, not with {command[1]}: {_ITSELF}")
     elif command[0].startswith("-"):
-        raise ValueError(f"command: begins with the script or with -m (is {command[0]!r})")
+        raise ValueError(f"begins with the script or with -m (is {command[0]!r})")

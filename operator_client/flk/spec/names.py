@@ -29,7 +29,6 @@ _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and no lett
 DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
-LABEL_KEY: Final = re.compile(rf"({SUBDOMAIN.pattern}/)?{QUALIFIED.pattern}", re.ASCII)
 VARIABLE: Final = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]*", re.ASCII)
 DATA_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+", re.ASCII)
 _BUCKET: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]", re.ASCII)
@@ -44,24 +43,27 @@ IMAGE: Final = re.compile(
 OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
 _KUEUE: Final = "kueue.x-k8s.io/"
 OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
-# The text that each target puts between the name of a job and the index of a pod.
-_POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
+DEFAULT_TARGET: Final = "pytorchjob"
+# What a job can become, and the text that each target puts between the name of the job and the index of a pod.
+TARGETS: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+# Two packages in place of one.
+_TWO_NAMES: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\[[^]]*\])?\s+[A-Za-z0-9].*")
 STRENGTHS: Final = ("required", "preferred")
 
 
 def pod_name(target: str, job: str, index: int | str) -> str:
     """Return the name of a pod of a job with this target, without the random suffix that some controllers add."""
-    return f"{job}{_POD_NAMES[target]}{index}"
+    return f"{job}{TARGETS[target]}{index}"
 
 
-def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
+def longest(job: str, replicas: int, target: str = DEFAULT_TARGET) -> str:
     """Return the longest name that is derived from a job's name: the name of its last pod, and of its Service."""
     return pod_name(target, job, replicas - 1) + _SUFFIXES.get(target, "")
 
 
-def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:
+def job_name(name: str, replicas: int, target: str = DEFAULT_TARGET) -> str:
     """Check the name of a job. The names of its pods and Services must not be too long either."""
     if not name:
         raise ValueError("must not be empty")
@@ -79,7 +81,7 @@ def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:
     return name
 
 
-def default_name(command: list[str], replicas: int, target: str = "pytorchjob") -> str:
+def default_name(command: list[str], replicas: int, target: str = DEFAULT_TARGET) -> str:
     """Return a name for a job that has none: the name of its script or module, and five random characters."""
     what = command[1].split(".")[-1] if command[:1] == ["-m"] and len(command) > 1 else PurePosixPath(command[0]).stem
     stem = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-").lstrip(string.digits + "-") or "job"
@@ -202,12 +204,11 @@ def module(name: str) -> str:
 
 def s3_address(address: str) -> str:
     """Return an address ``s3://BUCKET/PREFIX`` without a slash at its end. Raises ValueError for anything else."""
-    bucket, _, prefix = address.removeprefix("s3://").partition("/")
-    if not address.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"must be s3://BUCKET/PREFIX (is {address!r})")
-    parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
-    if not re.fullmatch(r"[-A-Za-z0-9_.=/]*", prefix) or {"", ".", ".."} & set(parts):
-        raise ValueError(f"the prefix must be names of letters, digits, '-', '_', '.' and '=' (is {prefix!r})")
+    if not S3_ADDRESS.fullmatch(address) or {".", ".."} & {*address.split("/")}:
+        raise ValueError(
+            "must be s3://BUCKET/PREFIX, where the prefix is names of letters, digits, '-', '_', '.' and '=' "
+            f"(is {address!r})"
+        )
     return address.rstrip("/")
 
 
@@ -246,6 +247,26 @@ def mount_path(path: str) -> str:
         if clean == own or clean.startswith(own + "/"):
             raise ValueError(f"must not be below {own}, which flk or the system uses (is {path!r})")
     return clean
+
+
+def package(word: str) -> str:
+    """Check a package for pip: a name with versions, an address or a path, not an option."""
+    text(word)
+    if not word.strip() or word != word.strip() or any(character < " " for character in word):
+        raise ValueError(f"must be a package for pip, like torchmetrics>=1.4 (is {word!r})")
+    if word.startswith("-"):
+        raise ValueError(f"must be a package for pip; options like {word!r} go into a file of --requirements")
+    if _TWO_NAMES.fullmatch(word):
+        raise ValueError(f"must be one package each time (is {word!r})")
+    return word
+
+
+def requirements_path(path: str) -> str:
+    """Return the normalised path of a file of requirements: among the code, or an absolute one in the pods."""
+    clean = folder(path if path.startswith("/") else f"/{path}")
+    if clean == "/":
+        raise ValueError(f"must be the path of a file (is {path!r})")
+    return clean if path.startswith("/") else clean[1:]
 
 
 def split_topology(value: str) -> tuple[str, str]:

@@ -1,12 +1,12 @@
-"""The JSON schema of the job file, and the commented flk.yaml that `flk init` writes.
+"""The JSON schemas of models, for the chart's values, and the commented flk.yaml that `flk init` writes.
 
-Both are generated from the model, so they always agree with it.
+Both are generated from the models, so they always agree with them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -15,8 +15,6 @@ from pydantic.json_schema import GenerateJsonSchema
 from flk.spec import file as jobfile
 from flk.spec.job import Job
 from flk.spec.options import rows
-
-SCHEMA_FILE: Final = "flk.schema.json"
 
 
 class _Generator(GenerateJsonSchema):
@@ -37,21 +35,9 @@ def schema_of(model: type[BaseModel], definitions: str = "$defs") -> dict[str, A
     return found
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of flk.yaml."""
-    inner = schema_of(Job)
-    inner["required"] = []  # the command may come from the command line
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "flk.yaml",
-        **{k: v for k, v in inner.items() if k != "title"},
-    }
-
-
-def template(script: str, replicas: int, *, with_schema: bool) -> str:
+def template(script: str, replicas: int) -> str:
     """Return the text of a flk.yaml that runs a script, with a comment for each field."""
-    lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"] if with_schema else []
-    lines += ["# A training job of flk. Flags on the command line win over the values in this file.", ""]
+    lines = ["# A training job of flk. Flags on the command line win over the values in this file.", ""]
     values = {"command": _command(script), "replicas": str(replicas)}
     examples = {row.path[0]: row.option.example for row in rows(Job) if len(row.path) == 1}
     for name, field in sorted(Job.model_fields.items(), key=lambda item: item[0] not in values):

@@ -11,10 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from flk.spec import mounts
-from flk.spec.diloco import DiLoCo
-from flk.spec.fabric import fabrics
 from flk.spec.fields import (
-    DEFAULT_TARGET,
     NO_GANG,
     PULL_POLICIES,
     Arguments,
@@ -47,8 +44,10 @@ from flk.spec.fields import (
     Topology,
     Variable,
 )
+from flk.spec.hardware import fabrics
+from flk.spec.names import DEFAULT_TARGET, TARGETS
 from flk.spec.options import Form, Option
-from flk.spec.parts import Nodes, PodSettings, Resources
+from flk.spec.parts import DiLoCo, Nodes, PodSettings, Resources
 from flk.units import duration_text
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import STRATEGIES
@@ -132,17 +131,6 @@ class JobOptions(StrictModel):
         default=None,
         description="modules that are imported once for the ranks of all attempts: 'transformers timm'; left out: "
         "torch, and large packages that the script imports at its top",
-    )
-    accelerate_config: Annotated[
-        CodeFile | None,
-        Option(
-            "FILE",
-            example="accelerate.yaml",
-            variable=pod_env.ACCELERATE_CONFIG,
-        ),
-    ] = Field(
-        default=None,
-        description="file of accelerate config, whose variables the script gets as from accelerate launch",
     )
     replicas: Annotated[int, Option("N", Form.NUMBER, empty="1")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"
@@ -327,8 +315,8 @@ class JobOptions(StrictModel):
         ),
     ] = Field(
         default=None,
-        description="what the job becomes: pytorchjob, trainjob, jobset, job, or auto: the first that the cluster "
-        "serves; left out: the site's, else auto",
+        description=f"what the job becomes: {', '.join(TARGETS)}, or auto: the first that the cluster serves; "
+        "left out: the site's, else auto",
     )
     gang: Annotated[
         GangName | None,

@@ -1,16 +1,15 @@
-"""Convert a pydantic ValidationError to a UsageError of one line: the path of the field and what is wrong with it."""
+"""Convert a pydantic ValidationError to a UsageError: a line for each mistake, with the field's path."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from flk.errors import UsageError
-from flk_runtime.contract.quantities import plural
 
 _WRONG_TYPES: Final = {
     "int_type": "must be a whole number",
@@ -27,27 +26,66 @@ _OF_FIELD: Final = re.compile(r"([a-z_]+(?:[.\[][^: ]*)?): ")  # how the message
 _SHOWN_LENGTH: Final = 80  # characters of a wrong value in a message
 
 
+class Mistakes(ValueError):
+    """What is wrong with several fields together: lines, each of which begins with its field."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def check_all(lines: Iterator[str]) -> None:
+    """Raise Mistakes if there are any lines."""
+    if mistakes := [*lines]:
+        raise Mistakes(mistakes)
+
+
 def usage_error(
     error: ValidationError, model: type[BaseModel], *, where: Mapping[str, str], source: str = ""
 ) -> UsageError:
-    """Return the first error as a UsageError. ``where`` maps the paths of fields to the flags that set them."""
-    details = error.errors(include_url=False)
-    # Each member of a union reports an error. The one with the longest path is about the form that the user wrote.
-    detail = next((other for other in details if other["type"] == "extra_forbidden"), details[0])  # it explains others
-    for other in details[1:]:
-        if other["loc"][:1] == detail["loc"][:1] and len(other["loc"]) > len(detail["loc"]):
-            detail = other
+    """Return all mistakes as one UsageError. ``where`` maps the paths of fields to the flags that set them."""
+    mistakes = []
+    for detail in _one_of_each_field(error.errors(include_url=False)):
+        for path, text in _lines(detail):
+            mistakes.append(_mistake(detail, path, text, model, where, source))
+    return UsageError.of(mistakes)
+
+
+def _one_of_each_field(details: Sequence[Any]) -> Iterator[Any]:
+    """Yield one detail for each field.
+
+    Each member of a union reports an error. The one with the longest path is about the form that the user wrote. A key
+    that is unknown is probably the one that is missing beside it.
+    """
+    unknown = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    paths = [_path(detail["loc"]) for detail in details]
+    for number, (detail, path) in enumerate(zip(details, paths, strict=True)):
+        inner = any(other.startswith((f"{path}.", f"{path}[")) for other in paths)
+        explained = detail["type"] == "missing" and detail["loc"][:-1] in unknown
+        if not inner and not explained and path not in paths[:number]:
+            yield detail
+
+
+def _lines(detail: Any) -> Iterator[tuple[str, str]]:
+    """Yield the path of a field and what is wrong with it; a check of several fields may have several."""
     path = _path(detail["loc"])
-    text = _text(detail)
-    if detail["type"] == "value_error" and (begin := _OF_FIELD.match(text)):  # a check of several fields
-        path, text = f"{path}.{begin[1]}".lstrip("."), text[begin.end() :]
+    cause = (detail.get("ctx") or {}).get("error")
+    for text in cause.lines if isinstance(cause, Mistakes) else [_text(detail)]:
+        begin = _OF_FIELD.match(text) if cause else None
+        if begin:
+            yield f"{path}.{begin[1]}".lstrip("."), text[begin.end() :]
+        else:
+            yield path, text
+
+
+def _mistake(
+    detail: Any, path: str, text: str, model: type[BaseModel], where: Mapping[str, str], source: str
+) -> UsageError:
     settings = [set_path for set_path in where if path == set_path or path.startswith((f"{set_path}.", f"{set_path}["))]
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
-    more = len({d["loc"][:1] for d in details}) - 1
-    message = f"{place}: {text}" + (f" (and {plural(more, 'more mistake')})" if more else "")
     if not settings or detail["type"] == "extra_forbidden":
-        return UsageError(message, hint=_hint(detail, path, model, with_path=not settings))
-    return UsageError(message)  # other hints are about YAML
+        return UsageError(f"{place}: {text}", hint=_hint(detail, path, model, with_path=not settings))
+    return UsageError(f"{place}: {text}")  # other hints are about YAML
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from flk.kube import ConnectionOptions, set_connection_options
 from flk.observe.client import JobClient, JobRef
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Kind
-from tests.support.commands import Run
 from tests.support.jobs import JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
@@ -49,18 +47,6 @@ def test_commands_name_the_place() -> None:
     assert commands.kubectl("get pods") == f"kubectl get pods -n ml {flags}"
     assert commands.kubectl("get nodes", namespaced=False) == f"kubectl get nodes {flags}"
     assert Commands("ml").flk("list") == "flk list -n ml"
-
-
-def test_hints_about_the_kubeconfig_name_the_one_of_the_command_line(tmp_path: Path, run: Run) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("- 1")
-    stderr = run("list", "--kubeconfig", str(broken))[2]
-    assert f"hint: kubectl config view --kubeconfig {broken} shows what kubectl reads from it" in stderr
-
-
-def test_status_names_the_context(fake: Any, run: Run) -> None:
-    jobs.add(fake, "unschedulable")
-    assert "flk why gpt -n team --context fake shows" in run("status", "gpt", "--context", "fake")[1]
 
 
 def test_remedies_for_nodes_name_the_context() -> None:

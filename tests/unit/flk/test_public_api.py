@@ -62,15 +62,7 @@ def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path)
         flk.get("gpt")
 
 
-def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import accelerate\n")
-    (tmp_path / "fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\n")
-    handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
-    assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(handle.client.get_job("gpt"))
-    rendered = flk.render(flk.Job(command=["train.py"]), tmp_path)
-    assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(rendered[0])
-    with pytest.raises(flk.UsageError, match=r"there is no file none\.yaml"):
-        flk.submit(flk.Job(command=["train.py"], accelerate_config="none.yaml"), tmp_path)
+def test_a_folder_that_is_not_there_is_refused(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
     with pytest.raises(flk.UsageError, match=f"there is no folder {tmp_path}/absent with the files of the job"):
         flk.submit(flk.Job(command=["train.py"]), tmp_path / "absent")
 
@@ -161,7 +153,7 @@ ON_A_TERMINAL_ONLY = {
     "plan": "it runs the script in processes of its own; -o json is for programs",
     "bench": "it submits jobs of its own and prints a table; -o json is for programs",
     "doctor": "it is about the cluster and no job; -o json is for programs",
-    "report": "it writes or serves a page for a browser; -o json is for programs",
+    "report": "it writes a page for a browser",
     "explain": "it prints a page of the documentation",
     "profile": "it writes files for a browser",
     "port-forward": "it holds ports of this machine until Ctrl-C",

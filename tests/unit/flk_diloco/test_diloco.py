@@ -20,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flk.spec.diloco import DiLoCo as JobDiLoCo
+from flk.spec.parts import DiLoCo as JobDiLoCo
 from flk_diloco import DiLoCo, Membership
 from flk_diloco.compression import ErrorFeedback, decode, encode, encoded_size
 from flk_diloco.exchange import HubExchange

@@ -87,24 +87,6 @@ def test_each_flag_of_a_job_belongs_to_one_topic_of_the_help() -> None:
     )
 
 
-def test_on_this_machine_the_help_has_no_options_of_a_cluster(run: Run) -> None:
-    assert not {"--queue", "--target", "--image", "--ttl"} & set(run("run", "--help-all")[1].split())
-
-
-@pytest.mark.parametrize("word", ["stop", "cancel", "ps", "get", "describe", "version", "help", "apply"])
-def test_words_of_other_tools_name_the_command(run: Run, word: str) -> None:
-    code, _, stderr = run(word, "gpt")
-    assert (code, stderr.splitlines()[0]) == (2, f"error: there is no command '{word}'")
-    assert stderr.splitlines()[1].startswith("hint: flk ")
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_of_a_command_is_its_docstring(run: Run, flag: str) -> None:
-    code, stdout, stderr = run("render", flag)
-    assert (code, stderr) == (0, "")
-    assert "Print the manifests that `flk submit` would create, as YAML on stdout." in stdout
-
-
 # The commands that create or change something in a cluster, and why one has no --dry-run.
 CHANGES = {
     "submit": "",
@@ -244,15 +226,6 @@ def test_without_a_name_the_only_script_of_the_folder_trains_and_of_several_none
     assert stderr == "error: no script is named, and this folder has 2: fit.py, train.py\nhint: name one of them\n"
 
 
-def test_rendered_json_is_the_rendered_yaml(run: Run) -> None:
-    Path("train.py").touch()
-    _, as_yaml, _ = run("render", "train.py", "--name", "x", "-n", "team")
-    _, as_json, _ = run("render", "train.py", "--name", "x", "-n", "team", "-o", "json")
-    items = yaml.safe_load(as_json)["items"]
-    assert items == manifests(as_yaml)
-    assert {item["metadata"]["namespace"] for item in items} == {"team"}
-
-
 def test_a_script_with_an_error_of_syntax_is_said_before_it_is_submitted(
     run: Run, fake: Any, kubeconfig: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -282,23 +255,6 @@ def test_init_writes_a_file_that_runs_a_script_with_an_unusual_name(run: Run, sc
     assert run("init", script)[0] == 0
     code, stdout, _ = run("render", "--name", "x")
     assert (code, command(stdout)) == (0, [script])
-
-
-def test_init_refuses_a_script_that_no_job_runs(run: Run) -> None:
-    said = "begins with the script or with -m, not with torchrun: flk starts the ranks itself"
-    assert run("init", "torchrun") == (2, "", f"error: SCRIPT: {said}\n")
-    assert run("init", "\udcff.py") == (2, "", "error: SCRIPT: must be text in UTF-8\n")
-    assert not Path("flk.yaml").exists()
-
-
-def test_secret_looking_values_are_warned_of(run: Run) -> None:
-    Path("train.py").touch()
-    code, _, stderr = run("render", "train.py", "--env", "HF_TOKEN=x")
-    assert code == 0
-    assert stderr == (
-        "flk: env.HF_TOKEN looks like a secret, but everybody who reads the job can read it: "
-        "use --secret HF_TOKEN=SECRET:KEY\n"
-    )
 
 
 def failing(error: BaseException) -> Callable[..., None]:
@@ -373,10 +329,6 @@ def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -
     assert re.fullmatch(said + "hint: --show-completion prints what your shell has to read\n", stderr), stderr
 
 
-def test_an_encoding_without_all_characters_is_no_error(tmp_path: Path) -> None:
-    assert shell("PYTHONIOENCODING=latin-1 $FLK logs --help", tmp_path) == (0, "")
-
-
 def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
     jobs.succeeded().add_to(fake)
     assert shell("$FLK render train.py >&-", tmp_path) == (0, "")
@@ -405,14 +357,6 @@ def test_the_exit_code_does_not_depend_on_whether_stderr_is_read(
     assert (tmp_path / "work" / "code").read_text() == "100\n"
 
 
-def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
-    jobs.failed(jobs.RAISED).add_to(fake)
-    code, stderr = shell("$FLK wait gpt -o json >/dev/full", tmp_path)
-    assert (code, stderr.endswith(FULL)) == (100, True)
-    shell("{ sleep 0.2; $FLK wait gpt -o json; echo $? >code; } | true", tmp_path)
-    assert (tmp_path / "work" / "code").read_text() == "100\n"
-
-
 @pytest.mark.parametrize(
     ("words", "formats"),
     [
@@ -423,10 +367,7 @@ def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake
         ("profile gpt", "text or json"),
         ("render train.py", "yaml or json"),
         ("stacks gpt", "text or json"),
-        ("submit train.py", "name, json or yaml"),
-        ("top gpt", "text or json"),
-        ("wait gpt", "json"),
-        ("why gpt", "text, json or yaml"),
+        ("why gpt", "text or json"),
     ],
 )
 def test_a_format_that_a_command_does_not_have_is_refused(run: Run, words: str, formats: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import time
 from collections.abc import Iterator
@@ -48,13 +47,6 @@ def test_options_of_one_command_line_do_not_reach_the_next(fake: Any, run: Run) 
     stderr = run("status", "nowhere")[2]
     assert "in namespace team" in stderr
     assert "GET" not in stderr
-
-
-def test_bad_namespace_before_the_subcommand(fake: Any, run: Run) -> None:
-    code, _, stderr = run("-n", "a/b", "list")
-    assert code == 2
-    assert "--namespace: must" in stderr
-    assert fake.requests == []
 
 
 def test_kubeconfig_is_named_in_hints(fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +120,6 @@ def test_request_timeout(fake: Any, run: Run) -> None:
     assert run("list", "--request-timeout", "soon")[0] == 2
 
 
-def test_plugin_of_kubectl_is_named_in_hints(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-flk"])
-    assert "kubectl flk list -n team lists" in run("status", "nowhere")[2]
-
-
 def test_verbose_shows_requests_without_secrets(fake: Any, run: Run) -> None:
     JobBuilder().add_to(fake)
     stderr = run("status", "gpt", "-v")[2]
@@ -140,19 +127,3 @@ def test_verbose_shows_requests_without_secrets(fake: Any, run: Run) -> None:
     assert TOKEN not in stderr
     fake.fail(0, times=9)
     assert "/pytorchjobs/gpt: no answer after" in run("-v", "--request-timeout", "1s", "status", "gpt")[2]
-
-
-def test_each_request_is_shown_by_one_write_since_threads_send_them(
-    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[str] = []
-
-    class Stream(io.StringIO):
-        def write(self, text: str) -> int:
-            written.append(text)
-            return len(text)
-
-    monkeypatch.setattr("sys.stderr", Stream())
-    run("list", "-v")
-    assert len(written) >= 3
-    assert all(text.endswith("\n") and text.strip() for text in written)

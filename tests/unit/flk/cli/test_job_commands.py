@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import flk
 from flk.errors import ForbiddenError
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract.failure import ExitCode
 from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
-from tests.support.jobs import NOW, JobBuilder, record
+from tests.support.jobs import JobBuilder
 from tests.unit.flk.cli.outputs import jobs
 
 # Names
@@ -64,12 +60,11 @@ def add_both(fake: Any) -> None:
         "exec JOB",
         "restart --timeout 0s JOB",
         "cp JOB:/tmp/trace .",
-        "cp . JOB:rank/1:/tmp/",
+        "cp . JOB:/tmp/ --rank 1",
         "port-forward JOB 8080",
         "profile JOB",
         "top JOB",
         "scale JOB 2",
-        "report JOB -o json",
     ],
 )
 def test_the_kind_before_a_name_chooses_among_jobs_of_the_name(fake: Any, run: Run, command: str) -> None:
@@ -97,27 +92,6 @@ def test_the_kind_before_a_name_means_the_same_in_python(fake: Any, kubeconfig: 
     assert fake.requests == []
 
 
-def test_delete_deletes_the_job_of_the_kind(fake: Any, run: Run) -> None:
-    add_both(fake)
-    assert run("delete", "--no-wait", "job.batch/gpt")[:2] == (0, "gpt\n")
-    assert fake.asked("DELETE") == [f"{BATCH}/gpt"]
-    code, _, stderr = run("delete", "job.batch/gpt")
-    assert (code, "there is no job job.batch/gpt in namespace team" in stderr) == (ExitCode.NOT_FOUND, True)
-
-
-def test_a_job_of_a_kind_that_may_not_be_listed_is_not_missing(fake: Any, run: Run) -> None:
-    add_both(fake)
-    JobBuilder(1, name="done").ended(0, 0).condition("Succeeded").add_to(fake)
-    fake.refused = {
-        BATCH: (403, 'jobs.batch is forbidden: User "eve" cannot list resource "jobs" in API group "batch"')
-    }
-    code, _, stderr = run("wait", "done", "job.batch/gpt", "nowhere")
-    assert code == ExitCode.ERROR
-    assert "flk: job done succeeded" in stderr
-    assert "error: job gpt: no permission to list jobs.batch" in stderr
-    assert "error: there is no job nowhere" in stderr
-
-
 def test_both_of_one_name_are_chosen(fake: Any, run: Run) -> None:
     add_both(fake)
     assert run("delete", "--all", "--no-wait")[:2] == (0, "gpt\ngpt\n")
@@ -125,42 +99,6 @@ def test_both_of_one_name_are_chosen(fake: Any, run: Run) -> None:
 
 
 # submit
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--replicas", "0"],
-        ["--name", "Train"],
-        ["--env", "RANK=1"],
-        ["--memory", "4GB"],
-        ["--timeout", "5s"],
-        ["-o", "xml"],
-        ["--ship", "nothing-*.py"],
-        ["--namespace", "A"],
-        ["--context", "nowhere"],
-    ],
-)
-def test_submit_with_bad_input_creates_nothing(fake: Any, run: Run, words: list[str]) -> None:
-    Path("train.py").touch()
-    code, stdout, stderr = run("submit", "train.py", *words)
-    assert code in (1, 2)
-    assert stdout == ""
-    assert stderr.startswith("error: ")
-    assert fake.asked("POST") == []
-
-
-def test_submit_without_its_script_creates_nothing(fake: Any, run: Run) -> None:
-    assert run("submit", "nowhere.py")[0] == 2
-    assert fake.asked("POST") == []
-
-
-def test_submit_says_what_was_created_and_what_comes_next(fake: Any, run: Run) -> None:
-    Path("train.py").touch()
-    code, stdout, stderr = run("submit", "train.py", "--name", "gpt", "--context", "fake")
-    assert (code, stdout) == (0, "gpt\n")
-    for verb in ("logs", "status", "wait"):
-        assert f"flk {verb} gpt -n team --context fake" in stderr
 
 
 def test_submit_and_follow_a_job_that_fails(fake: Any, run: Run) -> None:
@@ -224,17 +162,6 @@ def test_submit_follows_the_job_that_it_has_created(run: Run, beside: None) -> N
     assert "hint: flk status job.batch/gpt -n team shows more; flk logs job.batch/gpt -n team" in stderr
 
 
-def test_who_detaches_from_a_submission_is_told_how_to_follow_that_job(
-    run: Run, beside: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flk.jobs.logs.follow", interrupt)
-    code, _, stderr = run(*SUBMIT_BESIDE, "--follow", "--timeout", "20s")
-    assert (code, "To attach again: flk logs job.batch/gpt -n team\n" in stderr) == (ExitCode.INTERRUPTED, True)
-
-
 def test_a_submission_that_fails_deletes_its_own_job(fake: FakeApiServer, run: Run, beside: None) -> None:
     def refuse(item: dict[str, Any]) -> None:
         fake.refused["/api/v1/namespaces/team/services"] = (403, "no")
@@ -243,12 +170,6 @@ def test_a_submission_that_fails_deletes_its_own_job(fake: FakeApiServer, run: R
     code, _, stderr = run(*SUBMIT_BESIDE)
     assert (code, fake.asked("DELETE")) == (ExitCode.ERROR, [f"{BATCH}/gpt"])
     assert "the job gpt was deleted again" in stderr
-
-
-def test_a_job_from_python_names_itself_in_its_errors(beside: None) -> None:
-    with pytest.raises(flk.JobFailedError) as failed:
-        flk.submit(flk.Job(command=["train.py"], name="gpt", target="job")).wait()
-    assert "flk status job.batch/gpt -n team" in failed.value.hint
 
 
 def test_a_handle_asks_for_its_job_by_its_kind(beside: None, fake: Any) -> None:
@@ -270,44 +191,12 @@ def with_log(fake: Any) -> Any:
     return fake
 
 
-@pytest.mark.parametrize("follow", ["--follow", "--no-follow"])
-@pytest.mark.parametrize(("tail", "lines"), [("0", []), ("1", ["three"]), ("9", ["one", "two", "three"])])
-def test_logs_tail(with_log: Any, run: Run, follow: str, tail: str, lines: list[str]) -> None:
-    code, stdout, _ = run("logs", "gpt", follow, "--tail", tail)
-    assert (code, stdout) == (0, "".join(f"[rank 0] {line}\n" for line in lines))
-
-
-def test_logs_since(with_log: Any, run: Run) -> None:
-    assert run("logs", "gpt", "--since", "5m", "--no-follow")[0] == 0
-    assert with_log.requests[-1].query["sinceSeconds"] == "300"
-
-
 def test_logs_raw_keeps_control_characters(with_log: Any, run: Run) -> None:
     assert "\x1b[31mtwo" not in run("logs", "gpt", "--no-follow")[1]
     assert "\x1b[31mtwo" in run("logs", "gpt", "--no-follow", "--raw")[1]
 
 
-def test_logs_previous(with_log: Any, run: Run) -> None:
-    assert run("logs", "gpt", "--previous") == (0, "", "flk: gpt-worker-0 has no log of an earlier container\n")
-    assert with_log.requests[-1].query["previous"] == "true"
-
-
-def test_logs_of_ranks(with_log: Any, run: Run) -> None:
-    code, _, stderr = run("logs", "gpt", "--rank", "0-1")
-    assert (code, stderr) == (2, "error: --rank: job gpt has ranks 0 to 0, no rank 1\n")
-
-
 # status, list
-
-
-@pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_status_as_data(fake: Any, run: Run, output: str, parse: Callable[[str], Any]) -> None:
-    JobBuilder(2).all("pod").add_to(fake)
-    code, stdout, stderr = run("status", "gpt", "-o", output)
-    assert (code, stderr) == (0, "")
-    data = parse(stdout)
-    assert (data["schema"], data["name"], data["phase"], data["ready"]) == ("flk.dev/state/v1", "gpt", "Running", 2)
-    assert [pod["phase"] for pod in data["pods"]] == ["Running", "Running"]
 
 
 def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
@@ -324,25 +213,6 @@ def test_status_does_not_print_control_characters(fake: Any, run: Run) -> None:
     assert code == ExitCode.TRAINING
     assert "bad" in stderr
     assert "\x1b" not in stderr
-
-
-def test_list_formats(fake: Any, run: Run) -> None:
-    JobBuilder(2, name="one").all("pod").add_to(fake)
-    JobBuilder(1, name="two").add_to(fake)
-    assert run("list", "-o", "name") == (0, "pytorchjob.kubeflow.org/one\npytorchjob.kubeflow.org/two\n", "")
-    items = json.loads(run("list", "-o", "json")[1])["items"]
-    assert [(item["name"], item["ready"]) for item in items] == [("one", 2), ("two", 0)]
-    header, first, _ = run("list", "-A")[1].splitlines()
-    assert header.split() == ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
-    assert first.split()[:4] == ["team", "one", "Running", "2/2"]
-    assert run("list", "-A", "-n", "team")[0] == 2
-    gc.disable()  # as a program that calls flk may have done
-    try:
-        assert run("list")[0] == 0
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    assert run("list", "-o", "xml")[0] == 2
 
 
 def test_list_reads_the_events_of_all_pods_that_do_not_start_at_once(fake: Any, run: Run) -> None:
@@ -373,36 +243,7 @@ def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run:
     ]
 
 
-def test_list_reads_no_nodes_while_all_pods_have_one(fake: Any, run: Run) -> None:
-    jobs.running().add_to(fake)
-    assert run("list")[0] == 0
-    assert "/api/v1/nodes" not in fake.asked("GET")
-
-
-def test_list_of_nothing(run: Run) -> None:
-    assert run("list") == (0, "", "flk: there are no jobs in namespace team\n")
-    assert run("list", "-n", "taem") == (0, "", "flk: there is no namespace taem in this cluster\n")
-
-
 # wait, delete
-
-
-def test_wait_reports_the_failure_and_ends_with_its_code(fake: Any, run: Run) -> None:
-    failure = Failure(Kind.EXCEPTION, 0, 0, "gpt-worker-0", time=NOW, type="ValueError", message="bad shard")
-    JobBuilder(1).ended(0, 100, record(failure).to_json()).condition("Failed").add_to(fake)
-    code, stdout, stderr = run("wait", "gpt", "-o", "json")
-    assert code == ExitCode.TRAINING
-    assert json.loads(stdout)["failure"]["summary"] == "rank 0 in gpt-worker-0 raised ValueError: bad shard"
-    assert "raised ValueError: bad shard" in stderr
-
-
-def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: Run) -> None:
-    JobBuilder(1, name="a").add_to(fake)
-    JobBuilder(1, name="b").add_to(fake)
-    fake.refused = {f"{JOBS}/b": (403, 'User "eve" cannot delete resource "pytorchjobs"')}
-    code, stdout, stderr = run("delete", "--no-wait", "a", "b")
-    assert (code, stdout) == (1, "a\n")
-    assert "no permission to get" in stderr
 
 
 def test_a_name_that_is_nearly_right_is_answered_with_the_job_that_was_meant(fake: Any, run: Run) -> None:
@@ -456,23 +297,4 @@ def test_hints_name_the_context_that_was_given_and_the_plugin(
     assert stderr == (
         "error: there is no job gpt in namespace team\n"
         "hint: kubectl flk list -n team --context fake lists those that exist\n"
-    )
-
-
-def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    JobBuilder(1).all("pod").add_to(fake)
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flk.jobs.wait.wait_for_all", interrupt)
-    code, _, stderr = run("wait", "gpt")
-    assert (code, stderr) == (
-        130,
-        "flk: detached: this changes nothing for job gpt. To attach again: flk wait gpt -n team\n",
-    )
-    code, _, stderr = run("wait", "job.batch/gpt")
-    assert (code, stderr) == (
-        130,
-        "flk: detached: this changes nothing for job gpt. To attach again: flk wait job.batch/gpt -n team\n",
     )

@@ -17,11 +17,11 @@ from flk.cli.live_screen import LiveScreen
 from flk.cli.top import _show
 from flk.cli.top_text import Line
 
-def lines(width, sort):
-    return [Line(f"by {sort}, {width} columns", "bold"), *(Line(f"row {number}") for number in range(40))]
+def lines(width):
+    return [Line(f"a view, {width} columns", "bold"), *(Line(f"row {number}") for number in range(40))]
 
 try:
-    _show(lines, ("one", "other"), threading.Event())
+    _show(lines, threading.Event())
     print("the end")
 except KeyboardInterrupt:
     print("interrupted")
@@ -42,26 +42,26 @@ def shown(typed: dict[str, str], folder: Path, **variables: str) -> str:
 def after_the_first_drawing(code: str) -> str:
     """The program, which runs ``code`` when it makes the lines of its second drawing."""
     return PROGRAM.replace(
-        "def lines(width, sort):\n",
+        "def lines(width):\n",
         """import signal
 drawings = []
 
-def lines(width, sort):
-    drawings.append(sort)
+def lines(width):
+    drawings.append(width)
     if len(drawings) == 2:
         happen()
 """,
     ).replace("try:\n", f"def happen():\n    {code}\n\ntry:\n", 1)
 
 
-def test_keys_sort_scroll_and_quit(tmp_path: Path) -> None:
-    text = shown({"by one, 60 columns": "s", "by other": "\x1b[B", "row 8": "\x1b[6~", "row 16": "q"}, tmp_path)
-    assert "q quit   j/k scroll   s sort: one   and 32 more lines" in text
+def test_keys_scroll_and_quit(tmp_path: Path) -> None:
+    text = shown({"a view, 60 columns": "\x1b[B", "row 8": "\x1b[6~", "row 16": "q"}, tmp_path)
+    assert "q quit   j/k scroll   and 32 more lines" in text
     assert text.endswith("the end\r\n")
 
 
 def test_ctrl_c_leaves_too_and_no_colour_is_honoured(tmp_path: Path) -> None:
-    text = shown({"by one": "\x03"}, tmp_path, NO_COLOR="1")
+    text = shown({"a view": "\x03"}, tmp_path, NO_COLOR="1")
     assert "\x1b[1m" not in text
     assert text.endswith("interrupted\r\n")
 
@@ -83,7 +83,7 @@ def test_the_terminal_is_left_while_the_view_is_stopped(tmp_path: Path) -> None:
         [sys.executable, "-c", program],
         tmp_path,
         environment=ENVIRONMENT,
-        typed={re.compile("SIGSTOP(?s:.)*by one"): "q"},
+        typed={re.compile("SIGSTOP(?s:.)*a view"): "q"},
         size=(10, 60),
     )
     assert code == 0

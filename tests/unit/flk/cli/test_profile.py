@@ -1,4 +1,4 @@
-"""`flk profile` against a fake cluster: what it asks, what it prints, and the reason where there is no profile."""
+"""`flk profile` and `flk stacks`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from flk.cli.profile import profile
-from flk.cli.profile_text import profile_text
-from flk.errors import ApiError, JobNotFoundError, UsageError
-from flk.jobs import profiling
+from flk.cli.profile import profile, profile_text, stacks
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs.copying import Container, Copied
 from flk.jobs.profiling import summarize
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from tests.support.api_server import FakeApiServer
+from flk.observe.pods import launcher_command
+from tests.support.api_server import FakeApiServer, failure
 from tests.support.jobs import JobBuilder
 from tests.unit.flk.jobs.test_profiling import ON_CPU, STEPS
 
@@ -99,8 +98,6 @@ def test_all_ranks_as_json(cluster: Cluster, capsys: pytest.CaptureFixture[str])
         ({"error": "silent"}, ApiError, "rank 0 does not answer: native code holds"),
         ({"error": "old"}, ApiError, "the flk of this job is older than profiles"),
         ({"error": "no CUDA"}, UsageError, "--memory: rank 0 has no CUDA GPU"),
-        ({"error": "no py-spy"}, UsageError, "--stacks: the image has no py-spy"),
-        ({"error": "py-spy", "detail": "Permission Denied"}, ApiError, "cannot record rank 0: Permission Denied"),
         ({"error": "failed", "detail": "OSError: full"}, ApiError, "the training goes on: OSError: full"),
         (
             {"error": "no steps", "made": 7, "measured": 0, "seconds": 60},
@@ -118,13 +115,6 @@ def test_why_there_is_no_profile(cluster: Cluster, answer: dict[str, Any], kind:
     cluster.answer = answer
     with pytest.raises(kind, match=message):
         profile("gpt")
-
-
-def test_a_profile_without_steps_names_the_option_that_waits_longer(cluster: Cluster) -> None:
-    cluster.answer = {"error": "no steps", "made": 7, "measured": 0, "seconds": 60}
-    with pytest.raises(ApiError) as refused:
-        profile("gpt")
-    assert "; --step-timeout waits longer" in refused.value.hint
 
 
 def test_an_interrupted_profile_does_not_keep_the_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,24 +136,12 @@ def test_an_interrupted_profile_does_not_keep_the_process(cluster: Cluster, monk
         ended.set()
 
 
-def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
-        return Executed(1, b"", b"Traceback\nMemoryError\n")
-
-    monkeypatch.setattr(JobClient, "execute", execute)
-    with pytest.raises(ApiError, match="the program beside rank 0 in gpt-worker-0 does not answer: MemoryError"):
-        profile("gpt")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"rank": "4"}, "job gpt has no rank 4; it has ranks 0 to 3"),
         ({"rank": "x"}, "--rank: must be ranks"),
         ({"rank": "0,"}, "--rank: must be ranks"),
-        ({"stacks": "5s", "memory": True}, "--stacks and --memory exclude each other"),
-        ({"stacks": "0s"}, "--stacks: must be longer than 0s"),
-        ({"timeout": "0s"}, "--step-timeout: must be longer than 0s"),
         ({"to": Path("nowhere")}, "--to: there is no folder nowhere"),
     ],
 )
@@ -171,12 +149,6 @@ def test_a_wrong_option(cluster: Cluster, options: dict[str, Any], message: str)
     with pytest.raises(UsageError, match=message):
         profile("gpt", **options)
     assert cluster.commands == []
-
-
-def test_too_many_ranks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "RANKS", 3)
-    with pytest.raises(UsageError, match="names 4 ranks, and at most 3 are profiled at once"):
-        profile("gpt", rank="all")
 
 
 def test_jobs_that_cannot_be_profiled(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +180,56 @@ def test_a_pod_does_not_choose_where_a_file_lies(cluster: Cluster, path: object,
     with pytest.raises(ApiError, match="which is no profile"):
         profile("gpt", rank="3", steps=2)
     assert list(tmp_path.rglob("gpt-*")) == []
+
+
+def test_no_right_to_start_a_program_in_a_pod(fake: FakeApiServer) -> None:
+    builder = JobBuilder(1)
+    builder.container["command"] = ["python3", "-u", "-m", "flk_runtime", "--", "train.py"]
+    builder.all("pod").add_to(fake)
+    fake.faults.extend([None, None])
+    fake.fail(403, failure(403, 'pods "gpt-worker-0" is forbidden: User "ada" cannot create resource "pods/exec"'))
+    with pytest.raises(ForbiddenError, match=r"no permission to create pods/exec in namespace team \(as ada\)"):
+        stacks("gpt")
+
+
+DUMP = b"""process 7
+Thread 7 (idle): "MainThread"
+    process 12
+    train (train.py:3)
+
+"""
+
+
+def test_without_a_launcher_processes_are_shown_by_pod(
+    fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    JobBuilder(2).all("pod").add_to(fake)
+    commands: list[str] = []
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        commands.append(" ".join(command))
+        return Executed(0, DUMP + b"process 8\n  run (torchrun.py:9)\n", b"")
+
+    monkeypatch.setattr(JobClient, "execute", execute)
+    stacks("gpt")
+    assert capsys.readouterr().out == (
+        "process 7 in gpt-worker-0, process 7 in gpt-worker-1\n"
+        'Thread 7 (idle): "MainThread"\n    process 12\n    train (train.py:3)\n\n'
+        "process 8 in gpt-worker-0, process 8 in gpt-worker-1\n  run (torchrun.py:9)\n\n"
+    )
+    assert not [command for command in commands if "environ" in command]  # it holds secrets
+    with pytest.raises(UsageError, match="--rank: gpt does not run with flk's launcher"):
+        stacks("gpt", rank=0)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["/bin/sh", "-c", "exec", "flk", "python3", "-u", "/flk/ship/flk_runtime.zip", "--", "t.py"], slice(4, 7)),
+        (["/usr/bin/python3.11", "-m", "flk_runtime", "t.py"], slice(3)),
+        (["torchrun", "t.py"], slice(0)),
+    ],
+)
+def test_the_command_of_the_launcher(command: list[str], words: slice) -> None:
+    pod = {"spec": {"containers": [{"name": "pytorch", "command": command}]}}
+    assert launcher_command(pod) == command[words]

@@ -57,17 +57,6 @@ def test_elsewhere_than_on_a_terminal_the_view_is_printed_once(
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["gpt", "Running"]
 
 
-def test_the_data(fake: FakeApiServer, commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    launched().add_to(fake)
-    top("gpt", output="json")
-    data = json.loads(capsys.readouterr().out)
-    data["telemetry"]["settings"].pop("image")
-    assert data["telemetry"] == asdict(MEASURED)
-    assert (data["job"]["name"], data["missing"]) == ("gpt", "")
-    top(output="json")
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["gpt"]
-
-
 def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
     JobBuilder(1).all("pod").add_to(fake)
     assert "container is waiting to start" in measure(JobClient.connect(), "gpt")[1]  # the log could not be read
@@ -99,9 +88,9 @@ def test_a_failure_of_the_server_does_not_end_the_view(fake: FakeApiServer, monk
 
     shown: list[Line] = []
 
-    def show(lines: Any, sorts: Any, changed: threading.Event) -> None:
+    def show(lines: Any, changed: threading.Event) -> None:
         changed.wait(60)
-        shown.extend(lines(200, ""))
+        shown.extend(lines(200))
 
     monkeypatch.setattr(_JobsReader, "__call__", read)
     monkeypatch.setattr("flk.cli.top._on_a_terminal", lambda: True)
@@ -117,9 +106,9 @@ def test_wrong_options(fake: FakeApiServer) -> None:
 
 def test_a_window_is_bounded_and_its_last_line_has_the_keys() -> None:
     lines = [Line(str(number)) for number in range(20)]
-    shown, scroll = window(lines, 6, 99, "slowest")
+    shown, scroll = window(lines, 6, 99)
     assert ([line.text for line in shown[:-1]], scroll) == (["15", "16", "17", "18", "19"], 15)
-    assert shown[-1].text == "q quit   j/k scroll   s sort: slowest"
-    assert window(lines, 6, -3, "slowest")[0][-1].text.endswith("and 15 more lines")
-    assert window(lines, 1, 0, "slowest")[0] == lines[:1]
-    assert window([], 6, 5, "slowest")[1] == 0
+    assert shown[-1].text == "q quit   j/k scroll"
+    assert window(lines, 6, -3)[0][-1].text.endswith("and 15 more lines")
+    assert window(lines, 1, 0)[0] == lines[:1]
+    assert window([], 6, 5)[1] == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from flk.cli.top_text import JOB_SORTS, SORTS, Line, TopData, job_lines, jobs_lines, pace_of, sparkline
+from flk.cli.top_text import Line, TopData, job_lines, jobs_lines, pace_of, sparkline
 from flk.jobs.state import State
 from flk.observe.progress import Progress
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -94,19 +94,19 @@ def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
 
 def test_a_rank_has_the_gpu_of_its_place_where_there_is_one_for_each() -> None:
     found = telemetry(2)
-    lines = [line.text for line in job_lines(TopData(state(2), NOW, found), 100, SORTS[1])]
+    lines = [line.text for line in job_lines(TopData(state(2), NOW, found), 100)]
     (header,) = (each for each in lines if "RANK" in each)
     at = header.index("GPU")
     ranks = [each for each in lines if re.match(r"[> ] +\d", each)]
-    assert [each[at:].split()[0] for each in ranks] == ["97%", "40%", "-", "-"]
+    assert [each[at:].split()[0] for each in ranks] == ["-", "-", "97%", "40%"]
     pods = [replace(each, gpus=each.gpus[:1]) for each in found.pods]
     lines = [line.text for line in job_lines(TopData(state(2), NOW, replace(found, pods=pods)), 100)]
     assert not [each for each in lines if "RANK" in each and "GPU" in each]
 
 
-def test_a_job_by_rank_in_an_outage(snapshot: SnapshotAssertion) -> None:
+def test_a_job_in_an_outage(snapshot: SnapshotAssertion) -> None:
     data = TopData(state(), NOW, telemetry(), outage="no answer for 12 s, this is the last one: refused")
-    assert text(job_lines(data, 120, SORTS[1])) == snapshot
+    assert text(job_lines(data, 120)) == snapshot
 
 
 def test_a_job_without_telemetry_shows_its_pods_and_says_why(snapshot: SnapshotAssertion) -> None:
@@ -135,9 +135,8 @@ def jobs() -> list[State]:
     return [running, done, stuck]
 
 
-@pytest.mark.parametrize("sort", JOB_SORTS)
-def test_all_jobs(snapshot: SnapshotAssertion, sort: str) -> None:
-    assert text(jobs_lines(jobs(), NOW, 120, sort)) == snapshot
+def test_all_jobs(snapshot: SnapshotAssertion) -> None:
+    assert text(jobs_lines(jobs(), NOW, 120)) == snapshot
 
 
 def test_a_sparkline() -> None:

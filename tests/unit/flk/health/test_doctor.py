@@ -15,7 +15,7 @@ from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_sele
 from flk.health.controllers import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
 from flk.observe.resources import POD_GROUPS, RESOURCES
-from flk.spec.gpus import gpu_terms
+from flk.spec.hardware import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
 from tests.support.api_server import JOBS, MAPS

@@ -33,13 +33,11 @@ def add_job(fake: FakeApiServer, pods: int, lines: int) -> None:
 
 
 @pytest.mark.promise("Causes: No line of a log is lost")
-@pytest.mark.parametrize("options", [(), ("--fold",), ("--no-follow",)])
+@pytest.mark.parametrize("options", [(), ("--no-follow",)])
 def test_two_hundred_lines_from_each_of_a_hundred_pods(
     fake: FakeApiServer, kubeconfig: Path, options: tuple[str, ...]
 ) -> None:
     add_job(fake, 100, 200)
-    if options == ("--fold",):
-        fake.written = {pod: text.replace("line", f"{pod} line") for pod, text in fake.written.items()}
     run = subprocess.run(
         [sys.executable, "-c", MEASURED, "logs", "gpt", *options], capture_output=True, text=True, timeout=200
     )
@@ -82,24 +80,21 @@ INJECTION: list[Any] = [
 
 @pytest.mark.promise("Clusters: Text of others harms no terminal")
 @pytest.mark.parametrize("text", INJECTION)
-@pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "json"), ("--first-error",), ("--output-folder", "out")])
+@pytest.mark.parametrize("options", [(), ("-o", "json"), ("--first-error",)])
 def test_lines_that_attack_the_terminal(
     fake: FakeApiServer,
     kubeconfig: Path,
     text: str,
     options: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from flk.__main__ import main
 
-    monkeypatch.chdir(tmp_path)
     add_job(fake, 1, 0)
     fake.written["gpt-worker-0"] = f"[rank 0] before {text} after\n{text}\n[rank 0] last\n"
     assert main(["logs", "gpt", "--no-follow", *options]) == 0
     printed = capsys.readouterr()
-    whole = printed.out + printed.err + "".join(path.read_text() for path in tmp_path.glob("out/*"))
+    whole = printed.out + printed.err
     allowed = {"\n", "\t"}
     assert not [c for c in whole if c not in allowed and (c < " " or "\x7f" <= c <= "\x9f" or c in "\u202e\u2066")]
     if options != ("--first-error",):

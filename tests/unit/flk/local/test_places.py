@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flk.errors import UsageError
+from flk.local.machine import launcher_variables
 from flk.local.places import checkpoints_of_this_run, packages_folder
-from flk.local.variables import launcher_variables
 from flk.spec.job import validated
 
 

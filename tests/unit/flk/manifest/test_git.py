@@ -1,4 +1,4 @@
-"""What flk asks git starts no program of the folder's own, which may be somebody else's archive with its ``.git``."""
+"""Git is asked about the commit and the difference, and runs no program that the folder names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.files import select_files
+from flk.manifest.git import DIFF_LIMIT, commit_of, diff_of
 from flk.spec.job import Job
 
 
@@ -103,3 +103,50 @@ def test_the_users_own_filters_count(checkout: Path, tmp_path: Path, monkeypatch
     (tmp_path / "config").write_text('[filter "evil"]\n clean = "sed s/2/1/"\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     assert not commit_of(checkout).endswith("-dirty")
+
+
+def git_text(root: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def plain_checkout(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "a")
+    git(tmp_path, "tag", "-a", "v1", "-m", "v1")
+    return tmp_path
+
+
+def test_the_commit_and_whether_files_differ(plain_checkout: Path) -> None:
+    head = git_text(plain_checkout, "rev-parse", "HEAD").strip()
+    assert commit_of(plain_checkout) == head
+    (plain_checkout / "train.py").write_text("2\n")
+    assert commit_of(plain_checkout) == f"{head}-dirty"
+
+
+def test_a_folder_without_a_commit_has_none(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) == ""
+    git(tmp_path, "init", "-q")
+    assert commit_of(tmp_path) == ""
+
+
+def test_without_git_there_is_none(plain_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(plain_checkout) == ""
+    assert diff_of(plain_checkout) == ""
+
+
+def test_the_diff_to_the_commit_is_bounded(plain_checkout: Path) -> None:
+    assert diff_of(plain_checkout) == ""
+    git(plain_checkout, "config", "color.diff", "always")
+    (plain_checkout / "train.py").write_text("2\n")
+    assert diff_of(plain_checkout).splitlines()[-2:] == ["-1", "+2"]
+    (plain_checkout / "other").mkdir()
+    assert diff_of(plain_checkout / "other") == ""  # of a folder in a large repository
+    (plain_checkout / "train.py").write_text("".join(f"{number}\n" for number in range(50_000)))
+    lines = diff_of(plain_checkout).splitlines()
+    assert len("\n".join(lines[:-1])) <= DIFF_LIMIT
+    assert lines[-1].endswith(" more characters are left out)")

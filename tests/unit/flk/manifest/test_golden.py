@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from flk.manifest import Bundle
-from flk.manifest import text as manifest
-from flk.manifest.render import render
+from flk.manifest.render import render, to_yaml
 from flk.spec import file as jobfile
-from flk.spec.fabric import fabrics
+from flk.spec.hardware import fabrics
 from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -28,7 +27,7 @@ def rendered(path: Path) -> tuple[Job, str]:
     bundle = Bundle() if job.ship is False else Bundle(runtime=b"runtime", code=b"code", script="train.py")
     if job.command[0] == "-m":
         bundle = Bundle(runtime=b"runtime", code=b"code")
-    return job, manifest.to_yaml(render(job, bundle), job)
+    return job, to_yaml(render(job, bundle), job)
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name.removesuffix(".job.yaml"))

@@ -1,16 +1,20 @@
-"""Rendering beyond the golden files: patches, and what must not depend on anything but the arguments."""
+"""Manifests: what is rendered, and how it is written as text."""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flk.errors import UsageError
-from flk.health.cluster import is_selected
 from flk.manifest import Bundle
 from flk.manifest.pod import pod_template
-from flk.manifest.render import render
+from flk.manifest.render import render, to_json, to_yaml
 from flk.spec.job import validated
 
 
@@ -44,22 +48,6 @@ def test_a_node_has_the_type_of_gpus_and_is_none_to_avoid() -> None:
     terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert len(terms) > 2
     assert all(term["matchFields"][0]["values"] == ["a"] and term["matchExpressions"] for term in terms)
-
-
-def test_avoided_nodes_are_an_affinity_by_name_beside_that_of_the_topology() -> None:
-    """The API server takes one name in each expression on a field."""
-    job = validated({"name": "n", "command": "train.py", "nodes": {"avoid": ["a", "b.c"]}, "topology": "rack"})
-    spec = pod_template(job, Bundle(runtime=b"x"), ["runtime-0"])["spec"]
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term == {
-        "matchFields": [
-            {"key": "metadata.name", "operator": "NotIn", "values": ["a"]},
-            {"key": "metadata.name", "operator": "NotIn", "values": ["b.c"]},
-        ]
-    }
-    assert "podAffinity" in spec["affinity"]
-    nodes = [{"metadata": {"name": name, "labels": {}}} for name in ("a", "b.c", "c")]
-    assert [is_selected(node, spec) for node in nodes] == [False, False, True]
 
 
 def test_equal_arguments_give_equal_manifests_that_share_nothing() -> None:
@@ -97,3 +85,33 @@ def test_jobs_that_share_the_address_of_a_node_have_ports_of_their_own() -> None
     ports = {int(endpoint(name, namespace, host).rpartition(":")[2]) for name, namespace in names}
     assert len(ports) == len(names)
     assert all(24_000 <= port < 29_000 for port in ports)
+
+
+# Everything that any version of YAML, or a lenient parser, has ever read as a number, a truth value or nothing.
+SPECIAL = re.compile(r"[-+.]?[0-9].*|[-+]?\.?(inf|nan)(inity)?|y|n|yes|no|on|off|true|false|null|~|", re.IGNORECASE)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4),  # noqa: E501
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON, max_size=5))
+def test_what_is_written_reads_the_same(data: dict[str, Any]) -> None:
+    assert list(yaml.safe_load_all(to_yaml([data, data]))) == [data, data]
+    assert json.loads(to_json([data]))["items"] == [data]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e3", "1_000", "0o17", "0x1F", "12:30:45", "y", "Off", "null", "~", ".5", "+1", "NaN", ".inf", "2026-01-01"],
+)
+def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
+    assert f'value: "{text}"' in to_yaml([{"value": text}])
+
+
+@given(st.from_regex(r"\A[-+.~A-Za-z0-9_/:]{0,12}\Z"))
+def test_what_is_not_quoted_looks_like_nothing_else(text: str) -> None:
+    line = to_yaml([{"value": text}]).splitlines()[-1]
+    if line == f"value: {text}":
+        assert not SPECIAL.fullmatch(text)

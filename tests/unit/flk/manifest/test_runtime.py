@@ -139,9 +139,3 @@ def test_an_archive_that_is_not_what_it_should_be_is_packed_anew(
     again = runtime_archive()
     assert packed == [1 if damage == "other sources" else 2]
     assert (again == archive) == (damage != "other sources")
-
-
-def test_without_a_folder_for_the_cache_an_archive_is_packed_each_time(kept: Path, packed: list[int]) -> None:
-    kept.parent.write_text("a file, not a folder")
-    assert runtime_archive() == runtime_archive()
-    assert packed == [2] * 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flk.__main__ import main
-from flk.cli import status_text
+from flk.cli.status import pods_table
 from flk.health import find
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
@@ -57,7 +57,7 @@ def test_each_worker_of_diloco_shows_its_own_step_and_pods_that_print_none_that_
         rank = int(need.name[-1])
         seen = with_answer(seen, need, Reply(lines=[f'{MADE} [rank {rank}] {{"step": {logs[need.name]}}}']))
     state = derive(JobView(seen))
-    header, *rows = status_text.pods_table(state, wide=False)
+    header, *rows = pods_table(state, wide=False)
     assert [row[header.index("STEP") :].split()[0] for row in rows] == ["7", "7", "5", "5"]
 
 
@@ -67,7 +67,7 @@ def test_pods_of_an_elastic_job_show_the_step_that_all_make_and_those_that_wait_
     running = record(None, None, outcome="running")
     job.record = replace(running, attempts=[replace(running.attempts[-1], pods="0, 2")])
     state = derive(job.view(progress=[Progress(0, 7, NOW)]))
-    header, *rows = status_text.pods_table(state, wide=False)
+    header, *rows = pods_table(state, wide=False)
     assert [row[header.index("STEP") :].split()[0] for row in rows] == ["7", "-", "7"]
 
 

@@ -1,19 +1,28 @@
-"""What a report says of jobs in odd states: each section has data or says why there is none."""
+"""The report: what is read of a job, what is built of it, and that it holds no secrets."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from flk import labels
+from flk.errors import JobNotFoundError
 from flk.health import diagnose
+from flk.jobs.answer import keep, look
 from flk.jobs.state import derive
+from flk.observe.client import JobClient
 from flk.observe.observation import Observation
+from flk.observe.redaction import masked, secrets_of
 from flk.observe.view import JobView
-from flk.report.build import MOMENTS, PODS, build
+from flk.report.build import MOMENTS, PODS, build, collect
 from flk.report.model import Excerpt, Report
+from flk.report.page import page_of
 from flk_runtime.contract.record import ArchivedRecord
-from flk_runtime.contract.telemetry import Save, Telemetry
 from tests.support.jobs import NOW, JobBuilder
-from tests.support.reports import job, record
+from tests.support.reports import job, record, telemetry
 
 
 def built(view: JobView, **parts: object) -> Report:
@@ -27,14 +36,6 @@ def test_state_and_cause_are_those_of_status_and_why() -> None:
     assert report.state == made.state()
     assert report.answer == diagnose(made.view())
     assert report.explanation.startswith(f"{report.answer.cause.code}: ") if report.answer.cause else False
-
-
-def test_what_was_submitted() -> None:
-    sent = built(job().view()).submitted
-    assert sent.command == "train.py --lr 3e-4"
-    assert sent.commit.endswith("-dirty")
-    assert sent.options["resources.gpu"] == "8"
-    assert sent.variables["SEED"] == "7"
 
 
 def test_a_job_of_another_tool_says_so() -> None:
@@ -69,17 +70,6 @@ def test_the_order_of_what_happened() -> None:
     assert any(text.startswith("attempt 2 failed: ") and "all_reduce 812" in text for text in texts)
 
 
-def test_checkpoints_are_among_what_happened() -> None:
-    saves = [Save(NOW - 2400, 1, 1400, False), Save(NOW - 2300, 1, 1400, True)]
-    moments = built(job().view(), telemetry=Telemetry(NOW, saves=saves)).moments
-    texts = [each.text for each in moments if each.what in ("save", "hang")]
-    assert texts[:2] == [
-        "the checkpoint of step 1,400 is saved in memory",
-        "the checkpoint of step 1,400 is saved in storage",
-    ]
-    assert texts[2].startswith("a hang is found in attempt 2")
-
-
 def test_pods_and_moments_of_a_large_job_are_bounded_and_failed_pods_come_first() -> None:
     made = job(1000)
     made.all("pod").ended(999, 1)
@@ -89,20 +79,6 @@ def test_pods_and_moments_of_a_large_job_are_bounded_and_failed_pods_come_first(
     assert len(report.pods) == PODS
     assert report.pods[0].index == 999
     assert len(report.moments) == MOMENTS
-
-
-def test_lines_lose_control_characters_and_keep_other_letters() -> None:
-    report = built(job().view(), excerpts=[Excerpt("log", ["\x1b[31mÄrger 日本語 🚀\x1b[0m\x07"])])
-    assert report.excerpts[0].lines == ["Ärger 日本語 🚀"]
-
-
-def test_the_data_has_its_schema_and_nothing_that_json_lacks() -> None:
-    import json
-
-    data = json.loads(json.dumps(built(job().view()).to_dict()))
-    assert data["schema"] == "flk.dev/report/v1"
-    assert data["answer"]["schema"] == "flk.dev/why/v1"
-    assert data["state"]["phase"] == "Failed"
 
 
 def test_a_broken_annotation_is_no_option() -> None:
@@ -116,3 +92,86 @@ def test_a_job_that_has_not_started_says_so() -> None:
     assert {report.missing[each] for each in ("attempts", "goodput", "history", "ranks", "usage")} == {
         "no pod of the job has started yet"
     }
+
+
+@pytest.fixture
+def client(kubeconfig: object) -> JobClient:
+    return JobClient.connect("fake")
+
+
+def add(fake: Any) -> None:
+    made = job(2, 1)
+    made.container["env"].append({"name": "HF_TOKEN", "value": "canary-7f3b"})
+    made.add_to(fake)
+    lines = [f'[rank 0] {{"step": {step}, "loss": 2.5}}' for step in range(1, 4)]
+    lines += ["[rank 0] logged in with canary-7f3b", "[rank 0] Traceback (most recent call last):",
+              '[rank 0]   File "train.py", line 3', "[rank 0] ValueError: no ünïcode"]  # fmt: skip
+    fake.written["gpt-worker-0"] = "".join(f"{line}\n" for line in lines)
+
+
+def test_a_job_in_the_cluster(fake: Any, client: JobClient) -> None:
+    add(fake)
+    report = collect(client, "gpt")
+    assert report.telemetry
+    assert [each.step for each in report.telemetry.history] == [1, 2, 3]
+    assert [each.title for each in report.excerpts] == [
+        "Around the first error", "The last lines of pod gpt-worker-0"
+    ]  # fmt: skip
+    assert "[rank 0] logged in with ***" in report.excerpts[1].lines
+    assert "[rank 0] ValueError: no ünïcode" in report.excerpts[0].lines
+
+
+def test_the_diff_of_a_submission_from_here(fake: Any, client: JobClient) -> None:
+    add(fake)
+    keep(client, look(client, "gpt"), diff="-a\n+b\n")
+    report = collect(client, "gpt")
+    assert report.submitted.options["resources.gpu"] == "8"
+    assert report.submitted.commit.endswith("-dirty")
+    assert report.submitted.diff == "-a\n+b\n"
+
+
+def test_a_deleted_job_without_a_record_in_the_cluster(fake: Any, client: JobClient) -> None:
+    add(fake)
+    collect(client, "gpt")
+    fake.delete_all()
+    with pytest.raises(JobNotFoundError, match="its launchers have kept no record in the cluster"):
+        collect(client, "gpt")
+
+
+CANARY = "canary-7f3b"
+PLACES = {
+    "variable": lambda made: made.container["env"].append({"name": "WANDB_API_KEY", "value": CANARY}),
+    "s3": lambda made: made.container["env"].append({"name": "AWS_SECRET_ACCESS_KEY", "value": CANARY}),
+    "option": lambda made: made.container.update(command=["python", "train.py", "--hub-token", CANARY]),
+    "assigned": lambda made: made.container.update(args=["train.py", f"--api-key={CANARY}"]),
+    "address": lambda made: made.container["env"].append({"name": "TRACKING", "value": f"https://me:{CANARY}@host/x"}),
+    "spec": lambda made: made.job["metadata"]["annotations"].update(
+        {labels.SPEC: json.dumps({"command": ["t.py", "--token", CANARY], "env": {"HF_TOKEN": CANARY}})}
+    ),
+    "applied": lambda made: made.job["metadata"]["annotations"].update(
+        {"kubectl.kubernetes.io/last-applied-configuration": CANARY}
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_secret_is_nowhere_in_the_report(place: str) -> None:
+    made = job()
+    PLACES[place](made)
+    told = [f"https://me:{CANARY}@host/x"] if place in ("address", "applied") else [f"key is {CANARY}"]
+    if place == "spec":  # the container has what the options say
+        PLACES["variable"](made)
+    report = build(made.view(), made.state(), telemetry=telemetry(), excerpts=[Excerpt("log", told)])
+    assert CANARY in report.excerpts[0].lines[0]
+    clean = masked(report, secrets_of(made.job))
+    assert CANARY not in repr(clean)
+    assert CANARY not in page_of(clean, None)
+
+
+def test_other_values_stay() -> None:
+    made = job()
+    made.container["env"].append({"name": "AUTHOR", "value": "mona"})
+    report = build(made.view(), made.state(), telemetry=None, excerpts=[])
+    clean = masked(report, secrets_of(made.job))
+    assert clean == report
+    assert clean.submitted.variables["AUTHOR"] == "mona"

@@ -1,24 +1,25 @@
-"""The page of reports: what it contains, that text from elsewhere stays text, and that its size is bounded."""
+"""The page of a report: numbers, charts and the script that draws them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flk.report import page as module
-from flk.report.charts import OUTCOMES
 from flk.report.model import Excerpt, Report
-from flk.report.page import MARK, page_of
-from tests.support.reports import largest, report
+from flk.report.page import drawing_script, facts_of, page_of
+from flk_runtime.contract.record import Goodput
+from tests.support.jobs import NOW, JobBuilder
+from tests.support.reports import largest, report, telemetry
 
 SCRIPT = "window.drawn = 1;"
-STYLE = Path(module.__file__).with_name("page.css")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -83,12 +84,6 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
     assert "connect-src" not in policy
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
-    page = Page(page_of(report(), SCRIPT))
-    assert not [each for _, each in page.elements if {"src", "srcset"} & each.keys()]
-    assert page.of("link") == []
-
-
 def test_every_section_of_a_full_report_has_data() -> None:
     html = page_of(report(), SCRIPT)
     assert "No data" not in html
@@ -100,14 +95,6 @@ def test_every_section_of_a_full_report_has_data() -> None:
         "76%",
     ):
         assert text in html
-
-
-def test_the_table_of_ranks_says_how_long_each_rank_waits_for_data() -> None:
-    table = page_of(report(), SCRIPT).partition('aria-label="Ranks"')[2].partition("</table>")[0]
-    titles = re.findall(r"<th scope=\"col\">([^<]*)</th>", table)
-    cells = {row[0]: row for row in (re.findall(r"<td>([^<]*)</td>", line) for line in table.split("<tr>")) if row}
-    place = titles.index("Waits for data")
-    assert (cells["3"][place], cells["4"][place]) == ("14%", "2%")
 
 
 def test_a_section_without_data_says_why() -> None:
@@ -146,49 +133,54 @@ def test_the_page_of_a_thousand_pods_is_bounded() -> None:
     assert len(page_of(largest(), SCRIPT)) < 1_090_000  # beside the script that draws, of 0.85 MB
 
 
-def _colours(dark: bool) -> dict[str, str]:
-    """The variables of the style sheet."""
-    light, darker = re.findall(r":root \{(.*?)\}", STYLE.read_text(), re.DOTALL)
-    return {**_variables(light), **(_variables(darker) if dark else {})}
+def test_the_numbers_of_a_job() -> None:
+    facts = facts_of(report())
+    assert facts["Size"] == "4 pods × 8 ranks"
+    assert facts["Steps"] == "1,990 of 20,000"
+    assert facts["Goodput"] == "76%"
+    assert facts["Restarts"] == "1 of 3"
+    assert facts["Newest checkpoint"] == "step 1,980"
+    assert facts["Throughput"].endswith(" tokens/s")
 
 
-def _variables(rule: str) -> dict[str, str]:
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", rule))
+def test_steps_of_a_failed_job_are_those_that_it_did_though_none_was_stored() -> None:
+    made = report()
+    none = Goodput(NOW, {"lost": 6900.0}, 0, 0)
+    assert facts_of(replace(made, state=replace(made.state, goodput=none)))["Steps"] == "1,990 of 20,000"
 
 
-def _luminance(colour: str) -> float:
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * each for each in colour[1:])
-    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def test_what_is_not_known_is_empty() -> None:
+    facts = facts_of(report(telemetry=None, state=JobBuilder().state()))
+    assert {name for name, value in facts.items() if value} == {"Size"}
 
 
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines compute it."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
+def test_a_loss_that_is_no_number_is_said() -> None:
+    found = report(telemetry=replace(telemetry(), diverged=1200))
+    assert facts_of(found)["Last loss"] == "infinite or no number since step 1,200"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_and_lines_stand_out_from_the_page(dark: bool) -> None:
-    assert contrast("#fff", "#000000") == pytest.approx(21)
-    colours = _colours(dark)
-    for text in ("ink", "muted", "link", "bad"):
-        assert min(contrast(colours[text], colours[back]) for back in ("page", "card")) >= 4.5, text
-    for badge in ("good", "bad", "calm"):
-        assert contrast(colours[badge], colours[f"{badge}-back"]) >= 4.5, badge
-    shapes = [name for name in colours if name.startswith(("line-", "outcome-", "cause-"))]
-    assert len(shapes) == 4 + len(OUTCOMES) + 9
-    weak = {name: round(contrast(colours[name], colours["page"]), 2) for name in shapes}
-    assert {name: value for name, value in weak.items() if value < 3} == {}
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The calls of a package that stands in for vl-convert, which takes seconds."""
+    calls: list[str] = []
+
+    def bundle(snippet: str) -> str:
+        calls.append(snippet)
+        return 'x = "</script>"'
+
+    package = SimpleNamespace(javascript_bundle=bundle)
+    monkeypatch.setattr("importlib.metadata.version", {"vl-convert-python": "1.9"}.__getitem__)
+    monkeypatch.setitem(sys.modules, "vl_convert", package)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return calls
 
 
-def test_flk_knows_its_own_pages() -> None:
-    assert MARK in page_of(report(), None)[:200]
+def test_it_is_made_once_and_ends_no_element(made: list[str]) -> None:
+    first, second = drawing_script(), drawing_script()
+    assert first == second == 'x = "<\\/script>"'
+    assert made == ["window.vegaEmbed = vegaEmbed;"]
 
 
-def test_each_section_can_be_reached_by_a_link() -> None:
-    page = Page(page_of(report(), SCRIPT))
-    sections = [str(each["aria-labelledby"]) for each in page.of("section")]
-    assert len(sections) == 8
-    assert {f"#{each}" for each in sections} <= {str(each["href"]) for each in page.of("a")}
+def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert drawing_script() is None

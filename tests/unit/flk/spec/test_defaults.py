@@ -37,12 +37,6 @@ def test_a_job_wins_and_tolerations_add_up() -> None:
     assert [t.key for t in job.nodes.tolerations] == ["a", "nvidia.com/gpu"]
 
 
-def test_no_defaults_change_nothing() -> None:
-    job = validated({"command": "a.py"})
-    assert apply(job, parse([])) is job
-    assert apply(job, parse([("d", 'image: ""\nqueue:\ntolerations: []\n')])) is job
-
-
 def test_of_two_the_later_by_name_wins_key_by_key() -> None:
     merged = parse([("b", "image: two"), ("a", "image: one\nqueue: q")])
     assert (merged.image, merged.queue) == ("two", "q")

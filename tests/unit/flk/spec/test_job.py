@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flk
 from flk.errors import UsageError
-from flk.manifest.environment import environment, warnings
+from flk.manifest.environment import environment
 from flk.spec import names
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import SIZE_LIMIT, Job, validated
@@ -86,14 +86,14 @@ def error_of(**fields: Any) -> UsageError:
         ),
         (
             {"checkpoint": "gs://bucket/a"},
-            "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 'gs://bucket/a')",
+            "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX, where the prefix is names of letters, digits, "
+            "'-', '_', '.' and '=' (is 'gs://bucket/a')",
         ),
-        ({"checkpoint": "s3:///a"}, "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 's3:///a')"),
         ({"checkpoint": "s3:/b"}, "flk.yaml: checkpoint: must be s3://BUCKET/PREFIX, with two slashes (is 's3:/b'); for a PersistentVolumeClaim named s3 write {volume: s3, path: /PATH}"),  # noqa: E501
         (
             {"checkpoint": "s3://bucket/a//b"},
-            "flk.yaml: checkpoint.address: the prefix must be names of letters, digits, '-', '_', '.' and '=' "
-            "(is 'a//b')",
+            "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX, where the prefix is names of letters, digits, "
+            "'-', '_', '.' and '=' (is 's3://bucket/a//b')",
         ),
         (
             {"checkpoint": {"volume": "a", "path": "/b", "address": "s3://bucket"}},
@@ -112,11 +112,33 @@ def error_of(**fields: Any) -> UsageError:
             "flk.yaml: nodes.tolerations[0]: with the operator Exists it has no value",
         ),
         ({"nodes": {"tolerations": ["a:Never"]}}, "flk.yaml: nodes.tolerations[0].effect: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')"),  # noqa: E501
-        ({"replicas": 0, "restarts": -1}, "flk.yaml: replicas: must be at least 1 (is 0) (and 1 more mistake)"),
+        (
+            {"replicas": 0, "restarts": -1, "env": {"A": 1, "B": 2}},
+            "flk.yaml: replicas: must be at least 1 (is 0)\n"
+            "flk.yaml: restarts: must be at least 0 (is -1)\n"
+            "flk.yaml: env.A: must be text (is the number 1)\n"
+            "flk.yaml: env.B: must be text (is the number 2)",
+        ),
+        (
+            {"queue_priority": "high", "volumes": ["a:/x", "b:/x"], "env": {"A": "1"}, "secrets": {"A": "s:k"}},
+            "flk.yaml: queue_priority: needs a queue\n"
+            "flk.yaml: secrets.A: is in env too\n"
+            "flk.yaml: volumes: two volumes are mounted at /x",
+        ),
+        (
+            {"resources": {"cpu": 2, "cpu_limit": 1, "memory": "2Gi", "memory_limit": "1Gi"}},
+            "flk.yaml: resources.cpu_limit: is 1, less than cpu, which is 2\n"
+            "flk.yaml: resources.memory_limit: is 1Gi, less than memory, which is 2Gi",
+        ),
+        ({"ship": ["a", 1], "save_every": "x", "elastic": {"mn": 1, "max": 2}}, (
+            "flk.yaml: elastic.mn: unknown key\n"
+            "flk.yaml: save_every: must be auto or a number of steps from 1 to 2147483647 (is 'x')\n"
+            "flk.yaml: ship[1]: must be text (is the number 1)"
+        )),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_its_path(fields: dict[str, Any], message: str) -> None:
+def test_each_mistake_is_one_line_with_its_path(fields: dict[str, Any], message: str) -> None:
     assert str(error_of(**fields)) == message
 
 
@@ -169,10 +191,6 @@ def test_a_job_that_cannot_be_recorded_is_refused() -> None:
     assert str(error_of(env={"A": half, "B": half})).startswith("flk.yaml: the job has")
 
 
-def test_a_value_that_no_process_can_have_is_refused() -> None:
-    assert "env.A: must have at most 120,000 bytes" in str(error_of(env={"A": "ä" * 60_001}))
-
-
 @pytest.mark.parametrize("text", [*STRATEGIES, *TORCH_STRATEGIES, "full-shard"])
 def test_strategies_as_flk_and_torch_write_them(text: str) -> None:
     strategy = validated({"command": "a.py", "strategy": text}).strategy
@@ -189,11 +207,6 @@ def test_processes_follow_the_gpus() -> None:
     assert processes(resources={"gpu": 8}, processes=2) == 2
 
 
-def test_the_default_image_follows_the_gpus() -> None:
-    assert validated({"command": "a.py"}).image_or_default.endswith("-cpu")
-    assert validated({"command": "a.py", "resources": {"gpu": 1}}).image_or_default.endswith("-cuda")
-
-
 def test_the_python_api_takes_what_the_job_file_takes() -> None:
     job = flk.Job(command="train.py --lr 1", checkpoint="c:/p", deadline="1m", nodes={"tolerations": ["a"]})  # type: ignore[arg-type]
     assert job.command == ["train.py", "--lr", "1"]
@@ -207,21 +220,6 @@ def test_a_job_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "flk.yaml"
     path.write_text("command: train.py\nreplicas: 4\nresources:\n  # gpu: 1\n")
     assert flk.Job.from_file(path) == flk.Job(command=["train.py"], replicas=4)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("replicas: 0", "command: is missing (and 1 more mistake)"),
-        ("command: a.py\nreplica: 2", "replica: unknown key"),
-    ],
-)
-def test_a_mistake_in_a_file_names_the_file_and_the_field(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "flk.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        flk.Job.from_file(path)
-    assert str(caught.value) == f"{path}: {message}"
 
 
 def test_changed_checks_again_and_keeps_what_was_said() -> None:
@@ -275,13 +273,6 @@ def test_the_environment_of_every_rank() -> None:
         "NCCL_IB_DISABLE": "1",
         "A": "$(B)",
     }
-
-
-def test_values_that_look_like_secrets_are_warned_of() -> None:
-    secret = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "token"]
-    plain = ["TOKENIZERS_PARALLELISM", "SORT_KEY", "SECRETARY", "LR"]
-    job = validated({"command": "a.py", "env": dict.fromkeys(secret + plain, "x")})
-    assert [line.split()[0] for line in warnings(job)] == [f"env.{name}" for name in secret]
 
 
 @given(st.dictionaries(st.text(), st.text()))

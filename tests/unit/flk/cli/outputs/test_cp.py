@@ -18,10 +18,7 @@ from tests.unit.flk.cli.outputs.conftest import Terminal
         "flk cp gpt:/a bert:/b",
         "flk cp gpt: here",
         "flk cp GPT:/a here",
-        "flk cp gpt:rank/x:/a here",
-        "flk cp gpt:rank/1:/a here --rank 2",
-        "flk cp gpt:rank/9:/a here",
-        "flk cp gpt:pod/9:/a here",
+        "flk cp gpt:/a here --rank 9",
         "flk cp gpt:/a here -c sidecar",
         "flk cp gpt:/a nowhere/here",
         "flk cp nowhere.txt gpt:/a",
@@ -33,7 +30,6 @@ from tests.unit.flk.cli.outputs.conftest import Terminal
         "flk logs gpt -c sidecar",
         "flk port-forward gpt",
         "flk port-forward gpt 8000 x",
-        "flk port-forward gpt 8000 --address 203.0.113.7",
     ],
 )
 def test_refused(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, line: str) -> None:

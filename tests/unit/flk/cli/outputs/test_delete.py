@@ -58,14 +58,12 @@ def test_a_job_that_has_taken_the_name_meanwhile_is_left_alone(fake: FakeApiServ
     assert fake.asked("DELETE") == []
 
 
-def test_jobs_of_others_are_deleted_only_if_that_is_said(terminal: Terminal, fake: FakeApiServer) -> None:
+def test_jobs_of_others_are_deleted_only_by_their_names(terminal: Terminal, fake: FakeApiServer) -> None:
     jobs.succeeded("own").add_to(fake)
     foreign = jobs.succeeded("foreign")
     foreign.job["metadata"]["labels"] = {}
     foreign.add_to(fake)
-    for options in ("--all", "--finished"):
-        assert "foreign" not in terminal(f"flk delete {options} --dry-run")
-        assert "\nforeign\n" in terminal(f"flk delete {options} --include-others --dry-run")
+    assert "foreign" not in terminal("flk delete --all --dry-run")
     assert "\nforeign\n" in terminal("flk delete foreign --dry-run")
 
 
@@ -97,7 +95,6 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--finished --older-than 7",
         "-l ''",
         "gpt --mine",
-        "--include-others",
     ],
 )
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:

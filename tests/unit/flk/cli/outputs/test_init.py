@@ -9,7 +9,7 @@ from tests.unit.flk.cli.outputs.conftest import Terminal
 
 
 @pytest.mark.parametrize(
-    "line", ["flk init", "flk init --replicas 3 --schema other.py", "flk init --replicas 0", "flk init --replicas x"]
+    "line", ["flk init", "flk init --replicas 3 other.py", "flk init --replicas 0", "flk init --replicas x"]
 )
 def test_empty_folder(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
     assert terminal(line) == snapshot
@@ -18,11 +18,6 @@ def test_empty_folder(terminal: Terminal, snapshot: SnapshotAssertion, line: str
 def test_file_that_it_writes(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
     terminal("flk init")
     assert (terminal.folder / "flk.yaml").read_text() == snapshot
-
-
-def test_files_that_exist(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    terminal("flk init")
-    assert terminal("flk init") == snapshot
 
 
 def test_folder_that_cannot_be_written(terminal: Terminal, snapshot: SnapshotAssertion) -> None:

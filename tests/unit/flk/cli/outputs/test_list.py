@@ -15,9 +15,7 @@ def test_no_jobs(terminal: Terminal, snapshot: SnapshotAssertion, options: str) 
     assert terminal(f"flk list{options}") == snapshot
 
 
-@pytest.mark.parametrize(
-    "options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --sort name", " --mine"]
-)
+@pytest.mark.parametrize("options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --mine"])
 def test_jobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     fake.user = "ada"
     jobs.failed(jobs.RAISED).add_to(fake)
@@ -33,7 +31,7 @@ def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsserti
 
 
 @pytest.mark.parametrize(
-    "options", ["--output xml", "--phase Broken", "--sort size", "--namespace A", "-A -n team", "--context nowhere"]
+    "options", ["--output xml", "--phase Broken", "--namespace A", "-A -n team", "--context nowhere"]
 )
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk list {options}") == snapshot

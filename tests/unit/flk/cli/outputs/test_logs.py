@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -22,20 +20,22 @@ def test_what_is_there(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
 
 @pytest.mark.parametrize(
     "options",
-    ["--rank 1", "--rank 0,2", "--rank 1-2", "--tail 1", "--tail 0", "--raw", "--previous", "--pod 1", "--grep '10 l'"],
+    [
+        "--rank 1",
+        "--rank 0,2",
+        "--rank 1-2",
+        "--tail 1",
+        "--tail 0",
+        "--raw",
+        "--previous",
+        "--pod 1",
+        "--grep '10 l'",
+        "-o json",
+    ],
 )
 def test_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     jobs.add(fake, "running")
     assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
-
-
-@pytest.mark.parametrize("options", ["--timestamps", "--fold", "-o json", "--output-folder logs"])
-def test_format(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
-    jobs.add(fake, "running")
-    assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
-    if "folder" in options:
-        files = {path.name: path.read_text() for path in (terminal.folder / "logs").iterdir()}
-        assert files == {f"rank-{n}.log": "step 10 loss 2.31\nstep 20 loss 2.07\n" for n in range(3)}
 
 
 def test_first_error(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
@@ -43,26 +43,6 @@ def test_first_error(terminal: Terminal, fake: FakeApiServer, snapshot: Snapshot
     lines = "".join(f"[rank 1] {line}\n" for line in jobs.TRACEBACK.splitlines())
     fake.written["gpt-worker-1"] += lines
     assert terminal("flk logs gpt --first-error") == snapshot
-
-
-@pytest.mark.parametrize("lines", [2, 2000])  # which are written at the end, or before
-def test_files_that_cannot_be_written(terminal: Terminal, fake: FakeApiServer, lines: int) -> None:
-    jobs.add(fake, "running")
-    fake.written["gpt-worker-0"] = "[rank 0] step 10 loss 2.31\n" * lines
-    read = fake._log
-
-    def fill_the_disk(*request: Any) -> Any:
-        (terminal.folder / "logs" / "rank-0.log").unlink(missing_ok=True)
-        (terminal.folder / "logs" / "rank-0.log").symlink_to("/dev/full")
-        return read(*request)
-
-    fake._log = fill_the_disk  # type: ignore[method-assign]
-    said = terminal("flk logs gpt --no-follow --rank 0 --output-folder logs")
-    assert "error: --output-folder: logs/rank-0.log cannot be written: No space left on device\n" in said
-
-
-def test_folder_that_is_not_empty(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    assert terminal("flk logs gpt --output-folder .") == snapshot
 
 
 def test_options_of_the_request(terminal: Terminal, fake: FakeApiServer) -> None:
@@ -103,7 +83,6 @@ def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
         "--pod ''",
         "--grep '('",
         "-o yaml",
-        "--fold -o json",
         "--first-error --rank 1",
         "--rank 2-1",
         "--tail -1",

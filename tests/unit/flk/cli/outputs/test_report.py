@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.report import script
+from flk.report import page
 from tests.support.commands import Run
 from tests.support.reports import job
 
@@ -18,7 +17,7 @@ FILE = "gpt.report.html"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
     """A script that does not take seconds to make, and a job."""
-    monkeypatch.setattr(script, "drawing_script", lambda: "window.drawn = 1;")
+    monkeypatch.setattr(page, "drawing_script", lambda: "window.drawn = 1;")
     job(2, 1, "gpt").add_to(fake)
 
 
@@ -44,31 +43,16 @@ def test_another_file(run: Run, tmp_path: Path) -> None:
     assert (code, stderr) == (2, "error: nowhere/x.html cannot be written: No such file or directory\n")
 
 
-def test_data(run: Run, tmp_path: Path) -> None:
-    code, stdout, _ = run("report", "gpt", "-o", "json")
-    assert (code, json.loads(stdout)["schema"]) == (0, "flk.dev/report/v1")
-    assert run("report", "gpt", "-o", "yaml")[1].startswith("schema: flk.dev/report/v1\n")
-    assert not list(tmp_path.glob("*.html"))
-
-
 def test_without_the_charts_it_says_so_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(script, "drawing_script", lambda: None)
+    monkeypatch.setattr(page, "drawing_script", lambda: None)
     code, stdout, stderr = run("report", "gpt")
     assert (code, stdout) == (0, f"{FILE}\n")
-    assert stderr == f"flk: {script.MISSING}\n"
+    assert stderr == f"flk: {page.MISSING}\n"
     assert (tmp_path / FILE).exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gpt", "-o", "train.py"], "--output: must be html, json or yaml (is 'train.py')"),
-        (["gpt", "-o", "json", "--to", "x.html"], "--to needs the output html"),
-        (["none"], "there is no job none in namespace team"),
-    ],
-)
-def test_mistakes(run: Run, tmp_path: Path, words: list[str], message: str) -> None:
-    code, stdout, stderr = run("report", *words)
-    assert (code in (2, 102), stdout) == (True, "")
-    assert stderr.startswith(f"error: {message}")
+def test_no_such_job(run: Run, tmp_path: Path) -> None:
+    code, stdout, stderr = run("report", "none")
+    assert (code, stdout) == (102, "")
+    assert stderr.startswith("error: there is no job none in namespace team")
     assert not list(tmp_path.glob("*.html"))

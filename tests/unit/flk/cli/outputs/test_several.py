@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -30,7 +27,6 @@ def three(fake: FakeApiServer) -> None:
     [
         "flk status bert resnet",
         "flk status bert nowhere resnet",
-        "flk status -l team=nlp -o name",
         "flk logs resnet bert --no-follow --tail 1",
         "flk logs bert resnet --no-follow --tail 1 --rank 0 -o json",
         "flk suspend resnet gpt nowhere --timeout 10s",
@@ -54,24 +50,12 @@ def test_wait_ends_with_the_worst_code_after_all_jobs(terminal: Terminal, three:
     assert shown.endswith("--- exit code 100")
 
 
-def test_wait_as_data(terminal: Terminal, three: None) -> None:
-    shown = terminal("flk wait gpt resnet --timeout 0 --for Running -o json")
-    states = json.loads(shown[shown.index("{") : shown.index("--- stderr")])["items"]
-    assert [(each["name"], each["outcome"]) for each in states] == [("gpt", "finished"), ("resnet", "reached")]
-    assert shown.endswith("--- exit code 100")
-
-
 def test_logs_are_followed_to_the_end_of_all_jobs(terminal: Terminal, three: None) -> None:
     shown = terminal("flk logs gpt bert")
     for job in ("gpt", "bert"):
         assert all(f"{job} [rank {rank}] step 20 loss 2.07\n" in shown for rank in range(3))
     assert "error: job gpt failed" in shown
     assert shown.endswith("--- exit code 100")
-
-
-def test_a_folder_for_each_job(terminal: Terminal, three: None, tmp_path: Path) -> None:
-    assert "wrote 6 files to out" in terminal("flk logs gpt bert --no-follow --output-folder out")
-    assert sorted(path.name for path in (tmp_path / "work/out/bert").iterdir()) == [f"rank-{n}.log" for n in range(3)]
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "wait", "suspend", "resume", "restart"])

@@ -20,7 +20,7 @@ def test_status(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
 
 @pytest.mark.parametrize(
     ("which", "output"),
-    [("running", "wide"), ("running", "yaml"), ("exception on rank 1", "json"), ("slow rank", "json")],
+    [("running", "wide"), ("exception on rank 1", "json"), ("slow rank", "json")],
 )
 def test_format(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str, output: str) -> None:
     jobs.add(fake, which)

@@ -67,20 +67,9 @@ def test_created(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> 
     assert terminal(line) == snapshot
 
 
-def test_a_configuration_of_accelerate_beside_the_script_is_used(terminal: Terminal) -> None:
-    terminal.write({"train.py": "import accelerate\n", "fsdp.yaml": "compute_environment: LOCAL_MACHINE\n"})
-    found = terminal("flk submit train.py --name found --dry-run -o yaml")
-    assert "flk: accelerate_config: fsdp.yaml, which is beside the script\n" in found
-    assert "FLK_ACCELERATE_CONFIG" in found
-
-
 def test_job_file(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
     terminal.write({"flk.yaml": "command: train.py --lr 0.1\nname: gpt\nreplicas: 2\n"})
     assert terminal("flk submit") == snapshot
-
-
-def test_manifests(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    assert terminal("flk submit train.py --name gpt --no-ship --dry-run -o yaml") == snapshot
 
 
 def test_name_is_taken(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:

@@ -22,16 +22,11 @@ def test_timeout(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsse
     assert terminal("flk wait gpt --timeout 1s") == snapshot
 
 
-def test_state_at_the_end(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
-    jobs.add(fake, "succeeded")
-    assert terminal("flk wait gpt -o json") == snapshot
-
-
 def test_no_such_job(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
     assert terminal("flk wait gpt") == snapshot
 
 
-@pytest.mark.parametrize("options", ["--timeout soon", "--timeout -1s", "--output yaml", "-n A", "--context nowhere"])
+@pytest.mark.parametrize("options", ["--timeout soon", "--timeout -1s", "-n A", "--context nowhere"])
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk wait gpt {options}") == snapshot
     assert fake.requests == []

@@ -33,7 +33,6 @@ JOB_OPTIONS = [
     "--preload 1st",
     "--requirements none.txt",
     "--setup ''",
-    "--accelerate-config none.yaml",
     '--on-restart "\'open"',
     "--strategy magic",
     "--strategy diloco --diloco every=0",

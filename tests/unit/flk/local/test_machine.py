@@ -1,15 +1,16 @@
-"""How the replicas of `flk run` share the GPUs of this machine."""
+"""What this machine gives to launchers: GPUs, a Python with torch, and variables."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from flk.errors import UsageError
-from flk.local import gpus as of_machine
 from flk.local import run
-from flk.local.gpus import count_gpus, on_cpus, shares
+from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cpus, shares
 from flk.spec.job import Job, validated
 from flk_runtime.contract.pod_layout import VISIBLE_GPUS
 
@@ -83,26 +84,11 @@ def test_the_launchers_know_of_gpus_where_there_are_any(
     python.write_text('#!/bin/sh\necho "${FLK_GPUS:-None} $CUDA_VISIBLE_DEVICES" > seen\n')
     python.chmod(0o755)
     monkeypatch.setattr(run, "interpreter", lambda: (str(python), ""))
-    monkeypatch.setattr(of_machine, "count_gpus", lambda: here)
+    monkeypatch.setattr(run, "count_gpus", lambda: here)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = validated({"name": "a", "command": "a.py", "replicas": 1, "resources": {"gpu": 2}})
     assert run.LocalRun(job, tmp_path).run() == 0
     assert (tmp_path / "seen").read_text().strip() == seen
-
-
-def test_ranks_without_a_gpu_of_their_own_are_told_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES," >> seen\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(run, "interpreter", lambda: (str(python), ""))
-    monkeypatch.setattr(of_machine, "count_gpus", lambda: 1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    job = validated({"name": "a", "command": "a.py", "replicas": 2})
-    assert run.LocalRun(job, tmp_path).run() == 0
-    assert (tmp_path / "seen").read_text() == ",\n,\n"
-    assert "so they train on the CPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -124,3 +110,37 @@ def test_ranks_that_train_on_the_cpu_are_said(
     text = on_cpus(wanted, here, shares(wanted, here, environ), environ)
     assert text.startswith(said)
     assert bool(text) == bool(said)
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_the_python_on_the_path_is_used_if_it_has_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_torch: bool
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\nexit {0 if has_torch else 1}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # flk is installed without torch
+    if has_torch:
+        assert interpreter()[0] == str(python)
+        return
+    with pytest.raises(UsageError) as caught:
+        interpreter()
+    assert str(caught.value) == f"no Python with torch: neither flk's own nor {python} has it"
+    assert f"{sys.executable} -m pip install torch, or pipx inject flk torch" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, "/client"), ("", "/client"), ("/mine", "/client:/mine"), (":/mine", "/client::/mine")],
+)
+def test_the_runtime_of_the_client_precedes_the_users_module_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    """An entry without a name stays: it is the current folder."""
+    job = validated({"command": "train.py", "name": "gpt"})
+    if given is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", given)
+    assert launcher_variables(job, tmp_path, tmp_path, (sys.executable, "/client"))["PYTHONPATH"] == expected

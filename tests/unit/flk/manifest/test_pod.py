@@ -1,21 +1,28 @@
-"""Volumes, pull policy, limits and types of GPUs: from flags to the pod, and what is refused before anything exists."""
+"""The pod template: settings of pods, volumes, and the patch."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from flk.errors import UsageError
+from flk.manifest.pod import START, patched
 from flk.spec.defaults import apply, parse
-from flk.spec.gpus import gpu_types
+from flk.spec.hardware import gpu_types
 from flk.spec.job import validated
 from flk.spec.mounts import SOURCES, Mount
-from flk.spec.names import label_key, label_value
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import JobRecord
 from tests.support.commands import Run
 
 
@@ -154,14 +161,6 @@ def test_a_type_of_gpus_is_an_affinity_to_nodes_with_one_of_the_known_labels(pod
     assert found == gpu_types()["H100"]
 
 
-def test_the_labels_of_all_types_are_labels() -> None:
-    assert [*gpu_types()] == sorted(gpu_types())
-    for of_type in gpu_types().values():
-        for key, values in of_type.items():
-            label_key(key)
-            assert values == sorted({label_value(value) for value in values})
-
-
 def test_a_namespace_may_forbid_kinds_of_volumes() -> None:
     site = parse([("d", "forbidden_volumes: [hostpath, nfs]")])
     assert apply(validated({"command": "a.py", "volumes": ["data:/d"]}), site)
@@ -203,3 +202,100 @@ def test_a_forbidden_kind_of_volume_is_found_wherever_a_job_names_it(fields: dic
 def test_a_patch_without_a_volume_of_a_forbidden_kind_is_taken(volumes: Any) -> None:
     job = validated({"command": "a.py", "patch": {"spec": {"volumes": volumes}}})
     assert apply(job, parse([("d", "forbidden_volumes: [claim, nfs, secret, configmap, hostpath]")])) == job
+
+
+def rendered(run: Run, *flags: str) -> Any:
+    Path("train.py").write_text("")
+    code, stdout, stderr = run("render", "train.py", "--name", "gpt", *flags, "-o", "json")
+    assert code == 0, stderr
+    return json.loads(stdout)["items"][0]
+
+
+def test_flags_reach_the_manifest(run: Run) -> None:
+    job = rendered(
+        run,
+        *("--label", "team=vision", "--annotation", "example.com/note=a b", "--service-account", "trainer"),
+        *("--pull-secret", "registry", "--pull-secret", "mirror", "--priority-class", "high"),
+    )
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    for metadata in (job["metadata"], template["metadata"]):
+        assert metadata["labels"]["team"] == "vision"
+        assert metadata["labels"]["flk.dev/job"] == "gpt"
+        assert metadata["annotations"]["example.com/note"] == "a b"
+    assert template["spec"]["serviceAccountName"] == "trainer"
+    assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+    assert template["spec"]["priorityClassName"] == "high"
+    assert template["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("strength", ["required", "preferred"])
+def test_the_topology_of_a_job_is_told_to_the_scheduler_and_to_kueue(run: Run, strength: str) -> None:
+    job = rendered(run, "--queue", "gold", "--topology", f"example.com/rack:{strength}")
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert template["metadata"]["annotations"][f"kueue.x-k8s.io/podset-{strength}-topology"] == "example.com/rack"
+    assert f"{strength}DuringSchedulingIgnoredDuringExecution" in template["spec"]["affinity"]["podAffinity"]
+
+
+def test_an_image_without_python_leaves_a_record_of_a_usage_error(tmp_path: Path) -> None:
+    env = {"FLK_POD_INDEX": "1", "FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "n", "FLK_TERMINATION_LOG": "log"}
+    words = ["/bin/sh", "-c", START, "flk", "no-such-python", "-u"]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "[pod 1] error: the image has no no-such-python\n")
+    failure = Failure(Kind.USAGE, 1, pod_name="gpt-worker-1", node="n", message="the image has no no-such-python")
+    record = JobRecord("failed", 2, failure=failure, no_retry_reason=f"not retried: {Kind.USAGE.meaning.reason}")
+    assert (tmp_path / "log").read_text() == record.to_json()
+
+
+CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("patches.yaml").read_text())
+NULL = st.none()
+SCALARS = st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "x", "y"])
+KEYS = st.sampled_from(["a", "b", "name", "mountPath", "env"])
+BASES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+PATCHES = st.recursive(
+    SCALARS | NULL, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
+)
+MAPPINGS = st.dictionaries(KEYS, BASES, max_size=4)
+PATCH_MAPPINGS = st.dictionaries(KEYS, PATCHES, max_size=4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_cases(case: dict[str, Any]) -> None:
+    if "error" in case:
+        with pytest.raises(UsageError) as caught:
+            patched(case["base"], case["patch"])
+        assert str(caught.value).startswith("patch" + case["error"])
+    else:
+        assert patched(case["base"], case["patch"]) == case["result"]
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """The result of a patch; generated patches that are refused do not count as examples."""
+    try:
+        return patched(base, patch)
+    except UsageError:
+        assume(False)
+
+
+def nulls(value: Any) -> int:
+    """The number of keys that are null, at any depth."""
+    if isinstance(value, dict):
+        return sum((item is None) + nulls(item) for item in value.values())
+    return sum(map(nulls, value)) if isinstance(value, list) else 0
+
+
+@given(MAPPINGS, PATCH_MAPPINGS)
+def test_arguments_are_not_changed(base: dict[str, Any], patch: dict[str, Any]) -> None:
+    before = copy.deepcopy((base, patch))
+    merged(base, patch)
+    assert (base, patch) == before
+
+
+@given(MAPPINGS, PATCH_MAPPINGS)
+def test_no_key_of_the_result_is_null(base: dict[str, Any], patch: dict[str, Any]) -> None:
+    assert nulls(merged(base, patch)) == 0
+
+
+@given(MAPPINGS, PATCH_MAPPINGS)
+def test_keys_are_those_of_both_without_the_removed_ones(base: dict[str, Any], patch: dict[str, Any]) -> None:
+    removed = {key for key, value in patch.items() if value is None}
+    assert merged(base, patch).keys() == (base.keys() | patch.keys()) - removed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flk.__main__ import main
-from flk.cli import completion
+from flk.cli import options
 from tests.support.jobs import JobBuilder
 
 BASH = {"_FLK_COMPLETE": "complete_bash"}
@@ -35,7 +35,9 @@ def complete(kubeconfig: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> A
 def test_names_of_jobs(
     fake: Any, complete: Any, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str], command: str
 ) -> None:
-    monkeypatch.setattr(completion, "TIMEOUT", 30.0)  # what is shown here does not depend on how busy the machine is
+    monkeypatch.setattr(
+        options, "COMPLETION_TIMEOUT", 30.0
+    )  # what is shown here does not depend on how busy the machine is
     for name in ("gpt-a", "gpt-b", "llama"):
         JobBuilder(name=name).add_to(fake)
     found = complete(shell, f"flk {command} gp")

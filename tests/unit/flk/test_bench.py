@@ -112,16 +112,6 @@ def test_rounds_become_the_fastest_with_the_time_to_the_slowest() -> None:
     assert joined(first, {"error": "out of memory"}) == {"error": "out of memory"}
 
 
-def test_a_result_that_cannot_be_written_leaves_no_temporary_file(tmp_path: Path) -> None:
-    path = result().keep(tmp_path)
-    assert path
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(OSError, match=path.name):
-        result().keep(tmp_path)
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_the_job_measures_in_the_same_pods_and_leaves_checkpoints_alone() -> None:
     job = Job(command="train.py --lr 1", replicas=2, strategy="auto", checkpoint="data:/x", elastic="1:2")  # type: ignore[arg-type]
     made = bench_job(job, ["FULL_SHARD", "ddp"], steps=5, timeout=60)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flk.errors import UsageError
-from flk.spec.fabric import fabrics
+from flk.spec.hardware import fabrics
 from flk.spec.job import validated
 
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("published_fabrics.yaml").read_text())

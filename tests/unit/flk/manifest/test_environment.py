@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flk.manifest.outer_rendezvous import outer_rendezvous_variables, outer_rendezvous_volume
+from flk.manifest.environment import outer_rendezvous_variables, outer_rendezvous_volume
 from flk.spec.job import Job, validated
 from flk.targets import DEFAULT
 from flk_runtime.contract import pod_env, pod_layout

@@ -1,4 +1,4 @@
-"""Files of variables: their format, mistakes by their lines, and what wins."""
+"""Flags over the job file: all mistakes are told at once; files of variables, and what wins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flk.spec import env_file
+from flk.spec import overlay
 from tests.support.commands import Run
 
 TEXT = """\ufeff# settings
@@ -28,7 +28,8 @@ UNQUOTED=it's "fine"
 def test_the_format(tmp_path: Path) -> None:
     path = tmp_path / "a.env"
     path.write_bytes(TEXT.encode())
-    found = {entry.name: entry for entry in env_file.read(str(path), {"SHELL_VALUE": "from here", "COMMENTED": "too"})}
+    here = {"SHELL_VALUE": "from here", "COMMENTED": "too"}
+    found = {entry.name: entry for entry in overlay._env_file(str(path), here)}
     assert {name: entry.value for name, entry in found.items()} == {
         "LR": "3e-4",
         "NAME": 'a "b" $C \\n # d',
@@ -90,3 +91,24 @@ def test_flags_win_over_files_and_files_over_the_job_file(run: Run) -> None:
     assert [values[name] for name in "ABCD"] == ["file", "first", "second", "flag"]
     assert [values[f"NOT_SET_{name}"] for name in "CD"] == ["second", "flag"]
     assert "env.MY_TOKEN looks like a secret" in stderr
+
+
+def test_all_mistakes_of_a_command_are_told_at_once(run: Run) -> None:
+    Path("train.py").write_text("")
+    Path("flk.yaml").write_text("command: train.py\nkeep: 0\n")
+    code, stdout, stderr = run("submit", "--env", "NOT_SET_HERE", "--replicas", "0", "--queue", "A")
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines() == [
+        "flk: using flk.yaml",
+        "error: --env: NOT_SET_HERE is not set here",
+        "hint: give it a value: --env NOT_SET_HERE=VALUE",
+        "error: --replicas: must be at least 1 (is 0)",
+        "error: flk.yaml: keep: must be at least 1 (is 0)",
+        "error: --queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit "
+        "(is 'A')",
+    ]
+    Path("flk.yaml").unlink()
+    code, stdout, stderr = run("submit", "nope.py", "--requirements", "none.txt", "--ship", "no*")
+    assert (code, stdout) == (2, "")
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert [line.split()[1] for line in errors] == ["there", "requirements:", "ship:"]

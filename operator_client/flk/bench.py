@@ -1,7 +1,7 @@
-"""The result of a benchmark, and the files in the user's state folder that keep results.
+"""Benchmarks of strategies: the job that measures them, its result, and where results are kept.
 
-The folder is ``$XDG_STATE_HOME/flk/bench``, by default ``~/.local/state/flk/bench``. A file holds the newest result of
-one model on one kind of hardware, as JSON.
+`flk_plan.bench` is the side of the ranks. Results are in ``$XDG_STATE_HOME/flk/bench``, by default
+``~/.local/state/flk/bench``. A file holds the newest result of one model on one kind of hardware, as JSON.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flk.errors import UsageError
 from flk.spec.job import Job
 from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import log_format
+from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 
 _KEPT: Final = 200  # files
 _ALIKE: Final = 0.05  # share of a step by which strategies may differ without a reason
@@ -103,3 +106,36 @@ def measured(job: Job, folder: Path | None = None) -> list[dict[str, Any]]:
 
 def _folder() -> Path:
     return state_folder() / "bench"
+
+
+def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
+    """Return a job that measures ``strategies`` with the script of ``job``, in the same number of pods.
+
+    Without ``strategies`` the job measures all that differ in these pods. ``steps`` are measured, after the warm-up;
+    each strategy may take ``timeout`` seconds. Raises UsageError if a strategy cannot be measured.
+    """
+    names = []
+    for text in strategies:
+        try:
+            names.append(parse_strategy(text))
+        except ValueError as error:
+            raise UsageError(f"--strategies: {error}") from None
+        if names[-1] not in INNER_STRATEGIES:
+            known = ", ".join(INNER_STRATEGIES)
+            raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
+    request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
+    ship = job.ship
+    if ship is not False and job.command[0] != "-m":
+        ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
+    return job.changed(
+        name=f"flk-bench-{secrets.token_hex(3)}",
+        command=["-m", "flk_plan.bench", request, *job.command],
+        ship=ship,
+        strategy="ddp",
+        diloco=None,
+        elastic=None,
+        spares=0,
+        checkpoint=None,
+        restarts=0,
+        disruptions=0,
+    )

@@ -8,9 +8,8 @@ import pytest
 
 from flk.errors import UsageError
 from flk.manifest.bundle import make_bundle
-from flk.manifest.environment import environment
+from flk.manifest.files import requirement_files
 from flk.spec.job import validated
-from flk.spec.packages import requirement_files
 from tests.support.commands import Run
 
 HASHED = "a==1 --hash=sha256:00\n"
@@ -59,14 +58,6 @@ def test_included_files_travel_with_the_requirements(tmp_path: Path) -> None:
     (tmp_path / ".git").rmdir()
     job = validated({"command": "train.py", "requirements": "needs//all.txt"})
     assert {"needs/all.txt", "needs/more.txt", "pins.in", "train.py"} <= {*make_bundle(job, tmp_path).files}
-
-
-def test_the_options_reach_the_launcher() -> None:
-    fields = {"pip": ["a", "b @ https://x/b.whl"], "requirements": "/image/r.txt", "setup": 'echo "$A"\n'}
-    variables = environment(validated({"command": "t.py", "name": "n", **fields}))
-    assert variables["FLK_PIP"] == "a\nb @ https://x/b.whl"
-    assert variables["FLK_REQUIREMENTS"] == "/image/r.txt"
-    assert variables["FLK_SETUP"] == 'echo "$A"\n'
 
 
 def test_an_absolute_path_is_not_looked_up_before_the_job_is_submitted(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Types of GPUs: the labels by which the nodes of a cluster say which GPUs they have.
+"""What flk knows of hardware: presets for the network between GPUs, and the labels of nodes that say their GPUs' type.
 
-The data is ``gpus.json`` beside this module; the chart reads it too. For each type it has the values of each label: of
-NVIDIA's feature discovery, GKE, Karpenter and EKS.
+The data is ``fabrics.json`` and ``gpus.json`` beside this module; the chart reads them too. A preset for one cloud does
+not fit another, so each names the source of its values. The environment and the patch of a job override every value.
 """
 
 from __future__ import annotations
@@ -9,8 +9,38 @@ from __future__ import annotations
 import functools
 import json
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """One preset: variables, the resources that pods request, where these values come from and what else is needed."""
+
+    name: str
+    description: str
+    source: str
+    env: dict[str, str]  # of every rank
+    limits: dict[str, str] = field(default_factory=dict)  # of every pod, by resource name
+    limits_per_gpu: dict[str, str] = field(default_factory=dict)  # whole numbers, with or without a unit
+    needs: str = ""
+
+    def pod_limits(self, gpus: int) -> dict[str, str]:
+        """Return the limits of a pod with ``gpus`` GPUs, by resource name."""
+        scaled = {}
+        for name, amount in self.limits_per_gpu.items() if gpus else ():
+            number = re.match("[0-9]+", amount)
+            scaled[name] = f"{int(number[0]) * gpus}{amount[number.end() :]}" if number else amount
+        return self.limits | scaled
+
+
+@functools.cache
+def fabrics() -> dict[str, Fabric]:
+    """Return all presets by name."""
+    data = json.loads((Path(__file__).parent / "fabrics.json").read_text(encoding="utf-8"))
+    return {name: Fabric(name, **preset) for name, preset in data.items()}
+
 
 TYPED: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*:[1-9][0-9]{0,3}")
 
