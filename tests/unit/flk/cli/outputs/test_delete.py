@@ -65,7 +65,6 @@ def test_jobs_of_others_are_deleted_only_if_that_is_said(terminal: Terminal, fak
     foreign.add_to(fake)
     for options in ("--all", "--finished"):
         assert "foreign" not in terminal(f"flk delete {options} --dry-run")
-        assert "\nforeign\n" in terminal(f"flk delete {options} --include-others --dry-run")
     assert "\nforeign\n" in terminal("flk delete foreign --dry-run")
 
 
