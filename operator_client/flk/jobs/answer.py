@@ -161,6 +161,8 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     if view is None or not _is_on() or not (client.ref(answer.state.name).named or path.exists()):
         return
     before, secrets = _load(path), secrets_of(view.job)
+    if before is not None and before.state.finished and not answer.state.finished:
+        return  # its pods are gone: they said more
     count = lines_of_a_pod(len(view.pods))
     read = {pod: view.seen.lines_of(pod) for pod in view.seen.logs} | dict(lines or {})
     texts = {

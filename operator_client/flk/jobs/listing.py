@@ -68,6 +68,8 @@ def with_records(client: JobClient, listed: Sequence[ListedJob], readers: dict[s
 
     ``readers`` are kept from call to call, by the UIDs of the jobs: each repeats a request only when it is due.
     """
+    # The record of a job that has ended is in the message of its pods, which the list has. Of one that runs, the log of
+    # pod 0 alone has it: a request for each job, so that the number is limited.
     running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-RECORDS:]
     known = dict(readers)
     readers.clear()

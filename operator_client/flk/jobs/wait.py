@@ -229,6 +229,7 @@ def _states(
                 return
         yield from _errors(follower)
     finally:
+        # Whoever deletes the job next takes its pods along, with their logs: what they say last is kept now.
         pool.shutdown()
         end = time.monotonic() + (_LAST if several else _TAILS)
         for one in followed.values():

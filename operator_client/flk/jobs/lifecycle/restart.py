@@ -91,7 +91,7 @@ def restart(
         if not is_suspended(job):
             set_suspended(client, job, True)
             wait_for_pods_to_end(client, job, timeout=timeout, report=report)
-    except UsageError:  # it ended before it noticed
+    except UsageError:  # it ended before its controller saw the field: nothing starts it again
         return _recreate(client, job, timeout, report)
     except FlkError as error:
         error.hint = f"this starts it again: {client.commands.flk('resume', name)}"
@@ -143,6 +143,7 @@ def _recreate(client: JobClient, job: Object, timeout: float | None, report: Cal
     except ApiError as error:
         if "exceeded quota" not in str(error):  # the job that is there may count in the quota
             raise
+    # From the deletion to the creation the job exists in this file only.
     path = _write(client, name, manifests)
     # The file creates another submission than flk does: create_job takes what has its own for its own.
     own["metadata"]["annotations"][labels.SUBMISSION] = str(uuid.uuid4())

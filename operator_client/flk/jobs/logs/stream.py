@@ -155,6 +155,7 @@ class _Merger:
                 if seen.gone is not None or seen.job is None:
                     self._note("deleted", f"job {self._name} was deleted")
                     return
+                # Anew each time: an elastic job may have more pods now.
                 chosen = LineFilter.of(JobView(Observation(seen.job)), self._options, chosen)
                 self._kept, self._secrets = lines_of_a_pod(len(chosen.names)), secrets_of(seen.job)
                 for pod in sorted(seen.pods, key=chosen.order):

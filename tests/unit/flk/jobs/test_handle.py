@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,30 +135,6 @@ def test_a_restart_returns_the_handle_of_the_new_job(fake: FakeApiServer) -> Non
 
 
 # Notebooks
-
-
-class OutStream:
-    """The stdout of a cell. Its module is that of the real one."""
-
-    __module__ = "ipykernel.iostream"
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None: ...
-
-
-def test_a_cell_shows_how_far_a_job_is(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.add(fake, "running")
-    cell = OutStream()
-    monkeypatch.setattr(sys, "stdout", cell)
-    with pytest.raises(flk.WaitTimeoutError):
-        flk.get("gpt").wait(timeout=0.01)
-    assert cell.text == "\rgpt is running: 3/3 pods ready\n"
 
 
 def test_tables(fake: FakeApiServer) -> None:

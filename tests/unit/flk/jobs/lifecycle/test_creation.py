@@ -44,7 +44,8 @@ def with_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def secret(job: dict[str, Any]) -> list[dict[str, Any]]:
         data = {"uid": job["metadata"]["uid"]}
-        return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
+        name = f"{job['metadata']['name']}-rendezvous"
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}]
 
     monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", secret)
 
