@@ -524,8 +524,6 @@ def test_deadline_of_the_operator() -> None:
     assert [(attempt.outcome, attempt.cause) for attempt in state.attempts] == [("failed", state.message)]
 
 
-
-
 def test_failed_without_a_trace() -> None:
     state = (
         JobBuilder().condition("Failed", "job has failed because it has reached the specified backoff limit").state()
