@@ -114,9 +114,7 @@ def test_the_node_of_a_failure_is_read_if_it_may_be_at_fault() -> None:
 @pytest.mark.parametrize(
     "taint",
     [
-        "AggregatedNodeHealth: False",
         "nvidia.com/gpu-xid-error: true",
-        "karpenter.sh/disrupted",
         "node.cloudprovider.kubernetes.io/shutdown",
     ],
 )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.__main__ import main
 from flk.commands import Commands
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.scheduling import before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
-from tests.support.api_server import FakeApiServer
 from tests.support.jobs import MADE, NOW, JobBuilder
 
 SELECTOR = "3 node(s) didn't match Pod's node affinity/selector"
@@ -261,15 +258,3 @@ def test_what_no_node_can_run_now_is_refused_only_without_an_autoscaler(spec: An
     assert (refused.level, warned.level) == (Level.FAILED, Level.WARNING)
     assert warned.found == f"{refused.found}: no node now; an autoscaler may add one (Karpenter)"
     assert (warned.code, warned.remedy) == (refused.code, f"if it adds none: {refused.remedy}")
-
-
-def test_list_knows_that_a_node_is_added(
-    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = says(pending(pods=1), "TriggeredScaleUp", GROUP)
-    job.add_to(fake)
-    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": [node()], "metadata": {"resourceVersion": "1"}}
-    assert main(["list", "--context", "fake"]) == 0
-    out = capsys.readouterr().out
-    assert "Pending" in out
-    assert "NodeBeingAdded" in out
