@@ -268,7 +268,7 @@ class Fetcher:
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 1.0  # seconds between two tries to reach the partner, see `Backoff`
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Partner:
@@ -303,7 +303,7 @@ class Partner:
             for connection in self._used:
                 connection.interrupt()
 
-    def _exchange(self, action: Callable[[Peer], T]) -> T | None:
+    def _exchange(self, action: Callable[[Peer], Result]) -> Result | None:
         """Call ``action`` with a connection to the partner, and return its result; None: the partner is not reached.
 
         Tries again for the time of a lease, and then says why not, once.
@@ -329,7 +329,7 @@ class Partner:
                 time.sleep(backoff.next())
         return None
 
-    def _try(self, action: Callable[[Peer], T], address: tuple[str, int]) -> T:
+    def _try(self, action: Callable[[Peer], Result], address: tuple[str, int]) -> Result:
         connection = connect(address, self._settings)
         with self._lock:
             self._used.add(connection)
