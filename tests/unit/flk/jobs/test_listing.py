@@ -128,8 +128,7 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
         for item in items:
             owners = {"ownerReferences": owner} if kind == "pods" else {}
             fake.add(kind, {**item, "metadata": {**item["metadata"], **owners, "namespace": "team"}})
-    for path, found in (("nodes", around.nodes), ("persistentvolumes", around.volumes)):
-        fake.objects[f"/api/v1/{path}"] = dict(found)
+    fake.objects["/api/v1/nodes"] = dict(around.nodes)
     for event in fake.objects[EVENTS].values():
         event["involvedObject"]["namespace"] = "team"
     monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: view.now)
