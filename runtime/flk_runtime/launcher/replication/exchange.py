@@ -51,7 +51,7 @@ Request = Put | Get
 Answer = Done | Failed | Content
 MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
 Peer = Stream[Request | Answer]
-T = TypeVar("T", Done, Content)
+A = TypeVar("A", Done, Content)
 
 
 class RefusedError(StorageError, ConnectionError):
@@ -65,7 +65,7 @@ def connect(address: tuple[str, int], settings: Settings) -> Peer:
     return Stream(sock, session, MESSAGES, settings.lease)
 
 
-def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
+def expect(peer: Peer, kind: type[A]) -> tuple[A, int]:
     """The answer of the other launcher and the length of the shard that follows. Raises RefusedError for `Failed`."""
     answer, length = peer.receive()
     if isinstance(answer, Failed):

@@ -194,13 +194,15 @@ class Meter:
         self._before = now, counters
 
         first, last = before.cpu_seconds, counters.cpu_seconds
-        used = None if first is None or last is None or now <= since else max(0.0, last - first) / (now - since)
+        cpu = None
+        if first is not None and last is not None and now > since:
+            cpu = round(max(0.0, last - first) / (now - since), 3)
         self.latest = PodUsage(
             self._settings.pod,
             self._settings.pod_name,
             self._settings.node,
             time=round(moment, 3),
-            cpu=None if used is None else round(used, 3),
+            cpu=cpu,
             cpu_limit=counters.cpu_limit,
             memory=counters.memory,
             memory_limit=counters.memory_limit,
