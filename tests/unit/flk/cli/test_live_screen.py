@@ -28,7 +28,7 @@ except KeyboardInterrupt:
 """
 
 
-def shown(typed: dict[str, str], folder: Path, **variables: str) -> str:
+def shown(typed: dict[str | re.Pattern[str], str], folder: Path, **variables: str) -> str:
     environment = ENVIRONMENT | variables
     code, text = on_a_terminal(
         [sys.executable, "-c", PROGRAM], folder, environment=environment, typed=typed, size=(10, 60)
