@@ -150,7 +150,8 @@ def environment() -> str:
                     ("`KUBECONFIG`", "The kubeconfig files, as kubectl reads them."),
                     (
                         "`HTTPS_PROXY`, `HTTP_PROXY`",
-                        "The proxy to API servers, unless the kubeconfig has a `proxy-url`. Names in lower case win.",
+                        "The proxy to API servers, unless the kubeconfig has a `proxy-url`. Names in lower case win. "
+                        "`flk port-forward` refuses a proxy that begins with `https://`.",
                     ),
                     ("`NO_PROXY`", "Servers without a proxy: names, domains, addresses and networks, or `*` for all."),
                     (

@@ -1,7 +1,9 @@
 """Credentials for requests to an API server: headers and client certificates of a kubeconfig user, renewed in time.
 
 flk reads these itself. The kubernetes package could do it too, but importing it takes 300 ms, more than all the rest of
-`flk status`. Its reader also ignores impersonation, and its renewal takes no lock.
+`flk status`, and no part of it can be imported alone. Its reader also ignores impersonation, and its renewal takes no
+lock. It is imported here for users with an `auth-provider` (OpenID Connect with a refresh token), and in
+`flk.kube.sockets`, which forwards ports with it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -173,12 +176,23 @@ def _expiration(time_text: Any) -> float:
 
 
 def _from_auth_provider(context: Context) -> Credential:
-    """Return the token that an auth provider (OpenID Connect) has left in the kubeconfig; kubectl renews it there."""
-    config = context.user["auth-provider"].get("config") or {}
-    token = str(config.get("id-token") or config.get("access-token") or "")
-    if not token:
+    """Have the kubernetes package refresh the token of an auth provider, which it stores in the kubeconfig."""
+    if connection_options().connection.account:  # that package takes the user of the context
+        problem = f"--user cannot choose user {connection_options().connection.account}, who has an auth-provider"
+        raise NoConfigError(problem, hint="name a context of this user: --context")
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException, load_kube_config
+
+    configuration: Any = Configuration()
+    files = os.pathsep.join(map(str, context.files))
+    try:
+        load_kube_config(files, context=context.name, client_configuration=configuration)
+        headers = [s["value"] for s in configuration.auth_settings().values() if s["in"] == "header"]
+    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError):
+        headers = []  # without the reason: its messages contain parts of the kubeconfig
+    if not headers or not headers[0]:
         raise NoConfigError(f"the auth-provider of context {context.name} gives no token", hint="log in again")
-    return Credential(_bearer(context, token))
+    return Credential(str(headers[0]), expires=time.time() + _REREAD)
 
 
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:

@@ -30,7 +30,7 @@ _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
 # What entries of clusters, users and contexts hold, where it is no single value: None is anything, "" a single value.
 _SHAPES: Final[dict[Any, Any]] = {
     "extensions": None,
-    "auth-provider": {None: "", "config": {None: ""}},
+    "auth-provider": {None: None},
     "as-groups": [""],
     "as-user-extra": {None: [""]},
     "exec": {None: "", "args": [""], "env": [{None: ""}]},
