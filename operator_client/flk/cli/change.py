@@ -65,7 +65,7 @@ def suspend(
         return worst(codes)
     except KeyboardInterrupt as interrupt:
         if begun:
-            names = " ".join(job.word for job in chosen.jobs if job in begun)
+            names = " ".join(chosen.client.word(job) for job in chosen.jobs if job in begun)
             shown, resume = chosen.client.commands.flk("list"), chosen.client.commands.flk("resume", names)
             interrupt.args = (f"{shown} shows what is suspended; {resume} starts it again",)
         raise

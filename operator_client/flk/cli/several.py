@@ -108,7 +108,7 @@ class Chosen:
     @property
     def names(self) -> str:
         """The names of the jobs, as a command takes them."""
-        return " ".join(job.word for job in self.jobs)
+        return " ".join(map(self.client.word, self.jobs))
 
     def may_lose(self, agreed: bool) -> bool:
         """Return whether the jobs may lose what only the memory of their pods has: ask where a user can answer."""

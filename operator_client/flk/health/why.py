@@ -209,9 +209,11 @@ def _attempts(earlier: dict[str, list[int]]) -> list[Other]:
 
 def _quarantine(view: JobView) -> list[Other]:
     """Return the nodes that the job's pods avoid."""
-    why_not = f"spares take the places of its pods; {view.flk('restart')} has all pods avoid it"
     return [
-        Other(f"node {each.node} is in quarantine: {each.reason or 'pods have failed there repeatedly'}", why_not)
+        Other(
+            f"node {each.node} is in quarantine: {each.reason or 'pods have failed there repeatedly'}",
+            f"spares take the places of its pods; {view.flk('restart')} --avoid-node {each.node} has all pods avoid it",
+        )
         for each in view.quarantine
     ]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import html
+import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flk.errors import FlkError, JobNotFoundError, UsageError
+from flk.errors import JobNotFoundError, UsageError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.answer import look
 from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
-from flk.jobs.state import JobList, State
+from flk.jobs.state import State
 from flk.observe.client import JobClient, JobRef, container_of
 from flk.observe.pods import with_packages
 from flk.observe.reader import pod_of
@@ -178,12 +178,6 @@ class JobHandle:
         """Delete the job with its pods, ConfigMaps and checkpoints in memory. Returns before the pods are gone."""
         self._own.delete_job(self.name, self.uid)
 
-    def _repr_html_(self) -> str:
-        try:
-            return self.status()._repr_html_()
-        except FlkError as error:
-            return f"job {html.escape(self.name)}: {html.escape(str(error))}"
-
 
 def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
     """Return a handle on the job of that name, or of that kind and name: ``job.batch/gpt``.
@@ -195,6 +189,8 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     return JobHandle(client, ref.name, client.get_job(ref.name)["metadata"]["uid"])
 
 
-def list(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:
-    """Return the states of all jobs of a namespace, or of all namespaces, the newest last. A notebook shows a table."""
+def list(
+    *, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None
+) -> builtins.list[State]:
+    """Return the states of all jobs of a namespace, or of all namespaces, the newest last."""
     return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from flk import labels
 from flk.errors import ApiError, FlkError, UnreadableError
-from flk.jobs.state import JobList, Phase, State, derive, unreadable
+from flk.jobs.state import Phase, State, derive, unreadable
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
@@ -45,13 +45,13 @@ class ListedJob:
     state: State
 
 
-def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> JobList:
+def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[State]:
     """Return the states of the jobs of the namespace, or of all namespaces, the newest last.
 
     ``selector`` chooses jobs by their labels, as kubectl's does.
     """
     listed = list_observed(client, all_namespaces=all_namespaces, selector=selector)
-    return JobList(each.state for each in listed)
+    return [each.state for each in listed]
 
 
 def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[ListedJob]:

@@ -8,9 +8,7 @@ are not enough: they say Running while a container cannot start, and nothing of 
 from __future__ import annotations
 
 import enum
-import html
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from typing import Any, Final
 
 from flk import labels
@@ -22,7 +20,6 @@ from flk.observe.pods import CLOCK_SKEW
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk.targets import target_of
-from flk.terminal import printable
 from flk.units import created_at, timestamp
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
@@ -140,22 +137,6 @@ class State:
         reason = "" if self.reason == self.phase.value else self.reason
         return ": ".join(filter(None, (self.phase.value.lower(), reason, self.message)))
 
-    def _repr_html_(self) -> str:
-        """Return how a notebook shows the state."""
-        first = max(self.progress, key=lambda progress: progress.step, default=None)
-        step = "" if first is None else f"{first.step:,}" + (f" of {first.total:,}" if first.total else "")
-        return _table(
-            ["job", f"{self.name} in namespace {self.namespace}"],
-            ["phase", self.phase.value],
-            ["reason", f"{self.reason}: {self.message}" if self.reason and self.message else self.message],
-            ["pods", f"{self.ready} of {self.replicas} ready"],
-            ["attempt", str(self.attempt)],
-            ["step", step],
-            ["loss", "" if first is None or first.loss is None else f"{first.loss:.4g}"],
-            ["created", _time(self.created)],
-            ["ended", _time(self.ended)],
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `-o json`, with the version of its schema."""
         data = {"schema": SCHEMA, **asdict(self), "phase": self.phase.value, "world_size": self.world_size}
@@ -169,31 +150,6 @@ class State:
             if failure:
                 failure["attempt"] += 1  # launchers count from 0
         return data
-
-
-class JobList(list[State]):
-    """A list of states, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        names = ["namespace", "name", "phase", "pods", "created", "owner", "reason"]
-        rows = [
-            [s.namespace, s.name, s.phase.value, f"{s.ready}/{s.replicas}", _time(s.created), s.owner, s.reason]
-            for s in self
-        ]
-        return _table(names, *rows)
-
-
-def _time(seconds: float | None) -> str:
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC" if seconds else ""
-
-
-def _table(*rows: list[str]) -> str:
-    """Return a table for a notebook. The texts may be anybody's."""
-    lines = []
-    for row in rows:
-        cells = [html.escape(printable(" ".join(text.split()))) for text in row]
-        lines.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
-    return f"<table>{''.join(lines)}</table>"
 
 
 def derive(view: JobView) -> State:

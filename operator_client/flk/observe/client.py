@@ -58,11 +58,6 @@ class JobRef:
         of_kind = self.target is None or job.get("kind") in (None, self.target.kind)
         return of_kind and self.uid in ("", job["metadata"].get("uid"))
 
-    @property
-    def word(self) -> str:
-        """What a command takes: the name, with the kind if the name alone would mean a job of another kind first."""
-        return self.name if self.target is targets.DEFAULT else str(self)
-
     def __str__(self) -> str:
         return f"{RESOURCES[self.target.name].singular}/{self.name}" if self.target else self.name
 
@@ -93,8 +88,12 @@ class JobClient:
         client._refs[job.name] = job
         if job.target is None and (known := self._targets.get(job.name)):
             client._targets[job.name] = known
-        client.commands = replace(client.commands, job=(job.name, job.word))
+        client.commands = replace(client.commands, job=(job.name, self.word(job)))
         return client
+
+    def word(self, job: JobRef) -> str:
+        """Return what a command takes: the name, with the kind if the name could mean a job of another kind first."""
+        return job.name if job.target is next(self._kinds(), targets.DEFAULT) else str(job)
 
     def with_deadline(self, timeout: float | None) -> JobClient:
         """Return a client whose requests end soon after so many seconds from now (see ApiClient.with_deadline)."""

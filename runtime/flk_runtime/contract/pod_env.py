@@ -84,9 +84,6 @@ PRELOAD: Final[Variable[tuple[str, ...]]] = Variable(
     words,
 )
 RESTARTED: Final = Variable("FLK_RESTARTED", "yes: the job was created again by flk restart, after it had ended", "")
-ACCELERATE_CONFIG: Final = Variable(
-    "FLK_ACCELERATE_CONFIG", "file of accelerate config, whose variables the script gets as from accelerate launch", ""
-)
 PACKAGES: Final = Variable("FLK_PACKAGES", "folder of the packages (set by `flk run`)", "")
 SETUP_DONE: Final = Variable("FLK_SETUP_DONE", "file that says that FLK_SETUP has run (set by `flk run`)", "")
 WORK: Final = Variable("FLK_WORK", "folder into which the code is unpacked; working folder of the ranks", "")

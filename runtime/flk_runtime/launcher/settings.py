@@ -214,7 +214,7 @@ class Settings:
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
             **_values(cls, value),
-            command=_with_accelerate(tuple(command), value(pod_env.ACCELERATE_CONFIG)),
+            command=tuple(command),
             job=value(user_env.JOB) or cls.job,
             secrets=tuple(secrets_in(environ, arguments)),
             worker=worker,
@@ -290,11 +290,3 @@ def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise SetupError(f"{pod_env.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
     return host.strip("[]"), int(port)
-
-
-def _with_accelerate(command: tuple[str, ...], config: str) -> tuple[str, ...]:
-    """The command with the variables of a configuration of accelerate, if there is one."""
-    if not config:
-        return command
-    launch = ("-m", "flk_hosts.accelerate_launch", "--config_file", config)
-    return (*launch, "--module", *command[1:]) if command[:1] == ("-m",) else (*launch, *command)

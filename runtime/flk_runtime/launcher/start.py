@@ -243,13 +243,12 @@ def _record(settings: Settings, failure: Failure, code: int) -> None:
 def unpack(source: Path, target: Path, expected: str) -> int:
     """Put the code in ``source`` into ``target`` and return the number of files. Raises SetupError.
 
-    ``source`` contains a split archive, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
-    chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
-    files in the order of their names. A container that was restarted may call it again with the same target.
+    ``source`` contains a split archive, code.tar.gz.000, code.tar.gz.001, …. ``expected`` is its SHA-256 in hex. A
+    container that was restarted may call it again with the same target.
     """
     pieces = sorted(source.glob(pod_layout.CODE_ARCHIVE + ".*"))
     if not pieces:
-        return _copy(source, target, expected)
+        raise SetupError(f"no {pod_layout.CODE_ARCHIVE}.* in {source}")
     archive = b"".join(piece.read_bytes() for piece in pieces)
     _compare(source, hashlib.sha256(archive).hexdigest(), expected)
     target.mkdir(parents=True, exist_ok=True)
@@ -267,19 +266,6 @@ def unpack(source: Path, target: Path, expected: str) -> int:
         else:  # Python before 3.10.12 and 3.11.4
             tar.extractall(target, members)  # noqa: S202 - checked above
     return len(members)
-
-
-def _copy(source: Path, target: Path, expected: str) -> int:
-    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
-    if not files:
-        raise SetupError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
-    sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
-    _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
-    for name, data in files.items():
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return len(files)
 
 
 def _compare(source: Path, found: str, expected: str) -> None:

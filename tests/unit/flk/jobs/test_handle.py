@@ -132,24 +132,3 @@ def test_a_restart_returns_the_handle_of_the_new_job(fake: FakeApiServer) -> Non
     old = flk.get("gpt")
     new = old.restart()
     assert new.uid == flk.get("gpt").uid != old.uid
-
-
-# Notebooks
-
-
-def test_tables(fake: FakeApiServer) -> None:
-    evil = jobs.image_missing()
-    evil.pods[0]["status"]["containerStatuses"][0]["state"]["waiting"]["message"] = "<script>not found</script>\x1b[2J"
-    evil.job["metadata"]["annotations"]["flk.dev/owner"] = "<b>@x"
-    evil.add_to(fake)
-    jobs.succeeded("bert").add_to(fake)
-    shown = flk.get("gpt")._repr_html_()
-    assert shown.startswith(
-        '<table><tr><td style="text-align: left">job</td><td style="text-align: left">gpt in namespace team</td></tr>'
-    )
-    assert "<script" not in shown
-    listed = flk.list()._repr_html_()
-    assert listed.count("<tr>") == 3
-    assert "&lt;b&gt;@x" in listed
-    gone = flk.JobHandle(flk.get("bert").client, "nowhere")
-    assert gone._repr_html_() == "job nowhere: there is no job nowhere in namespace team"

@@ -78,13 +78,6 @@ def test_ipv6_addresses_are_in_brackets() -> None:
     assert (settings.rendezvous_host, settings.rendezvous_port) == ("fd00::1", 29400)
 
 
-def test_a_configuration_of_accelerate_is_read_in_front_of_the_script() -> None:
-    variables = POD | {"FLK_ACCELERATE_CONFIG": "a.yaml"}
-    launch = ("-m", "flk_hosts.accelerate_launch", "--config_file", "a.yaml")
-    assert Settings.from_environment(["t.py", "--lr", "1"], variables).command == (*launch, "t.py", "--lr", "1")
-    assert Settings.from_environment(["-m", "a.b", "x"], variables).command == (*launch, "--module", "a.b", "x")
-
-
 @pytest.mark.parametrize(
     ("variables", "names"),
     [
