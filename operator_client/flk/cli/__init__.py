@@ -28,7 +28,7 @@ from flk_runtime.contract.failure import ExitCode
 
 # Each command with its module, its help and the section of `flk --help` in which it stands.
 COMMANDS: Final = {
-    "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob", "Start"),
+    "submit": ("flk.cli.submit", "Train in a cluster", "Start"),
     "run": ("flk.cli.submit", "Train on this machine, in the environment of the pods", "Start"),
     "init": ("flk.cli.submit", "Write a commented flk.yaml to start from", "Start"),
     "render": ("flk.cli.submit", "Print the manifests that submit would create", "Start"),

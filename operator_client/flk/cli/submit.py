@@ -39,7 +39,7 @@ def submit(
     ] = False,
     timeout: Timeout = None,
 ) -> int | None:
-    """Train in the cluster: create a PyTorchJob (or another --target), with the code that it runs.
+    """Train in the cluster: create a job of the kind that the cluster serves (--target), with the code that it runs.
 
     Prints the job's name on stdout. Ctrl-C while following detaches; the job goes on.
     """
@@ -137,7 +137,7 @@ def render(
         bool, typer.Option("--no-runtime", help="Leave out flk's runtime, which the chart brings: for job.manifest.")
     ] = False,
 ) -> None:
-    """Print the manifests that `flk submit` would create, as YAML on stdout.
+    """Print the manifests of a job as YAML on stdout: of a PyTorchJob, if the job names no target.
 
     This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
     generated one, as with `flk submit`.

@@ -11,8 +11,8 @@ from flk.kube import RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.spec import file
-from flk.spec.fields import NO_GANG
 from flk.spec.job import Job
+from flk.spec.names import NO_GANG
 from flk.targets import TARGETS
 from flk.targets.gang import GANGS
 from flk.targets.trainjob import RUNTIME

@@ -115,7 +115,7 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
-    """Return the manifests that `submit` would create, without asking a cluster: the job and what it owns.
+    """Return the manifests of a job and of what it owns, without asking a cluster: a PyTorchJob if it names no target.
 
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """

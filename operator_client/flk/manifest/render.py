@@ -48,7 +48,7 @@ def render(
     namespace share them. Otherwise they have the job's name: kubectl, which cannot share them, creates and deletes
     them with the job.
     Equal arguments give equal manifests. Raises UsageError if the job's patch does not fit the
-    pod template, if the target cannot express the job, or if the target or the gang is still ``auto``.
+    pod template, if the target cannot express the job, or if the gang is still ``auto``.
     """
     if job.name is None:
         raise ValueError("the job has no name yet")

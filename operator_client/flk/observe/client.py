@@ -93,7 +93,8 @@ class JobClient:
 
     def word(self, job: JobRef) -> str:
         """Return what a command takes: the name, with the kind if the name could mean a job of another kind first."""
-        return job.name if job.target is next(self._kinds(), targets.DEFAULT) else str(job)
+        alone = job.target in (None, targets.DEFAULT) or job.target is next(self._kinds())
+        return job.name if alone else str(job)
 
     def with_deadline(self, timeout: float | None) -> JobClient:
         """Return a client whose requests end soon after so many seconds from now (see ApiClient.with_deadline)."""

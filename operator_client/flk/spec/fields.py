@@ -44,8 +44,7 @@ from flk_runtime.contract.variable import words
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-NO_GANG: Final = "none"
-GANGS: Final = (AUTO, "native", "volcano", "coscheduling", NO_GANG)
+GANGS: Final = (AUTO, "native", "volcano", "coscheduling", names.NO_GANG)
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")  # the default first
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 

@@ -62,7 +62,7 @@ class Job(JobOptions):
         if self.queue_priority and not self.queue:
             yield "queue_priority: needs a queue"
         for name in sorted(self.env.keys() & self.secrets.keys()):
-            yield f"secrets.{name}: is in env too"
+            yield f"secrets.{name}: {name} is in env too"
         yield from _error(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
         yield from self._mistakes_of_mounts()
         resources = self.resources

@@ -44,6 +44,7 @@ OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
 _KUEUE: Final = "kueue.x-k8s.io/"
 OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
 DEFAULT_TARGET: Final = "pytorchjob"
+NO_GANG: Final = "none"
 # What a job can become, and the text that each target puts between the name of the job and the index of a pod.
 TARGETS: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name

@@ -89,12 +89,13 @@ def load_job(
     overlay = lay_over(file.job_fields(source) if source else {}, flags, environment)
     written = overlay.fields.get("command")
     place = file.source_name(source or "")
-    if source and written is None and not flags["words"] and flags["module"] is None:
-        validated({**overlay.fields, "command": EXAMPLE_SCRIPT}, where=overlay.where, source=place)  # a misspelled key
-    command, root = _command(list(flags["words"] or []), flags["module"], written, source, notify)
-    if command != written:
-        overlay.set(["command"], command, "-m" if flags["module"] else "SCRIPT")
     with overlay.keeping():
+        if source and written is None and not flags["words"] and flags["module"] is None:
+            keys = {**overlay.fields, "command": EXAMPLE_SCRIPT}
+            validated(keys, where=overlay.where, source=place)  # a misspelled one is told first
+        command, root = _command(list(flags["words"] or []), flags["module"], written, source, notify)
+        if command != written:
+            overlay.set(["command"], command, "-m" if flags["module"] else "SCRIPT")
         job = validated(overlay.fields, where=overlay.where, source=place)
     if overlay.mistakes:
         raise UsageError.of(overlay.mistakes)

@@ -1,7 +1,7 @@
 """The table of options of a job: a field for each, with its type, check, default, text, flag, variable and chart value.
 
-It is the only description of the job file: its JSON schema and the file that `flk init` writes come from it, and so do
-the flags, the chart's values and the reference. To add an option is to add a row.
+It is the only description of the job file: the file that `flk init` writes comes from it, and so do the flags, the
+chart's values and the reference. To add an option is to add a row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pydantic import Field
 
 from flk.spec import mounts
 from flk.spec.fields import (
-    NO_GANG,
     PULL_POLICIES,
     Arguments,
     Checkpoint,
@@ -45,7 +44,7 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.hardware import fabrics
-from flk.spec.names import DEFAULT_TARGET, TARGETS
+from flk.spec.names import DEFAULT_TARGET, NO_GANG, TARGETS
 from flk.spec.options import Form, Option
 from flk.spec.parts import DiLoCo, Nodes, PodSettings, Resources
 from flk.units import duration_text

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.errors import UsageError
-from flk.spec.fields import NO_GANG
-from flk.spec.names import split_topology
+from flk.spec.names import NO_GANG, split_topology
 from flk.targets.model import MOST_PODS, Object
 from flk_runtime.contract import foreign
 from flk_runtime.contract.options import AUTO

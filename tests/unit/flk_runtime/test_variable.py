@@ -33,7 +33,6 @@ def test_a_default_is_a_value_that_its_variable_may_have(row: Variable[Any]) -> 
     ("row", "text", "value"),
     [
         (user_env.LEASE, "0.5", 0.5),
-        (user_env.SAVE_EVERY, "auto", "auto"),
         (user_env.SAVE_EVERY, "10", 10),
         (user_env.MEMORY_LIMIT, "1.5Ki", 1536),
         (user_env.MEMORY_LIMIT, "0", 0),
@@ -51,7 +50,7 @@ def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:
         (user_env.LEASE, "nan", "expected a number of seconds, 0.5 or more"),
         (user_env.SLOW_FACTOR, "x", "expected a number"),
         (user_env.SEED, str(1 << 63), "expected an integer, 0 or more"),
-        (user_env.SAVE_EVERY, "1e3", "expected auto or a number of steps from 0 to 2147483647"),
+        (user_env.SAVE_EVERY, "1e3", "expected a number of steps from 0 to 2147483647"),
         (pod_env.PODS, "0", "expected an integer, 1 or more"),
         (pod_env.BATCH, "halve", "expected keep or scale"),
         (user_env.MEMORY_LIMIT, "8GB", "expected a number of bytes such as 8Gi or 500Mi"),

@@ -79,7 +79,7 @@ def test_the_kind_before_a_name_means_the_same_in_python(fake: Any, kubeconfig: 
     add_both(fake)
     handle = flk.get("job.batch/gpt")
     assert (handle.name, handle.uid) == ("gpt", "uid-of-the-job")
-    assert {request.path for request in fake.requests} == {f"{BATCH}/gpt"}
+    assert {request.path for request in fake.requests} == {"/apis", f"{BATCH}/gpt"}
     assert (handle.status().uid, handle.status().phase) == ("uid-of-the-job", "Failed")
     assert flk.get("pytorchjob.kubeflow.org/gpt").uid == flk.get("gpt").uid == "uid-gpt"
     fake.objects[BATCH].clear()

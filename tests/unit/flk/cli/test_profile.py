@@ -192,36 +192,6 @@ def test_no_right_to_start_a_program_in_a_pod(fake: FakeApiServer) -> None:
         stacks("gpt")
 
 
-DUMP = b"""process 7
-Thread 7 (idle): "MainThread"
-    process 12
-    train (train.py:3)
-
-"""
-
-
-def test_without_a_launcher_processes_are_shown_by_pod(
-    fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    JobBuilder(2).all("pod").add_to(fake)
-    commands: list[str] = []
-
-    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
-        commands.append(" ".join(command))
-        return Executed(0, DUMP + b"process 8\n  run (torchrun.py:9)\n", b"")
-
-    monkeypatch.setattr(JobClient, "execute", execute)
-    stacks("gpt")
-    assert capsys.readouterr().out == (
-        "process 7 in gpt-worker-0, process 7 in gpt-worker-1\n"
-        'Thread 7 (idle): "MainThread"\n    process 12\n    train (train.py:3)\n\n'
-        "process 8 in gpt-worker-0, process 8 in gpt-worker-1\n  run (torchrun.py:9)\n\n"
-    )
-    assert not [command for command in commands if "environ" in command]  # it holds secrets
-    with pytest.raises(UsageError, match="--rank: gpt does not run with flk's launcher"):
-        stacks("gpt", rank=0)
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [

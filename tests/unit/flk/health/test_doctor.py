@@ -510,9 +510,7 @@ def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, t
 
 
 @pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
-@pytest.mark.parametrize(
-    ("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset"), (None, "jobset")]
-)
+@pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset"), ("", "jobset")])
 def test_doctor_checks_the_target_of_the_job_file(
     fake: Any, run: Run, tmp_path: Path, target: str | None, used: str
 ) -> None:

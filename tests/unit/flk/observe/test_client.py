@@ -44,8 +44,8 @@ def test_a_listed_job_has_its_kind(batch_job: Any, client: JobClient, metadata_o
 
 @pytest.mark.parametrize("chosen", [["-l", "team=nlp"], ["gpt"]])
 def test_labels_choose_a_job_of_its_kind(fake: Any, batch_job: Any, run: Run, chosen: list[str]) -> None:
-    code, stdout, stderr = run("status", *chosen, "-o", "name")
-    assert (code, stdout) == (0, "job.batch/gpt\n"), stderr
+    code, stdout, stderr = run("status", *chosen)
+    assert (code, stdout.split()[0]) == (0, "gpt"), stderr
     assert run("resume", *chosen)[0] == 0
     assert fake.objects[BATCH]["gpt"]["spec"]["suspend"] is False
 

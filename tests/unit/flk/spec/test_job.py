@@ -69,8 +69,8 @@ def error_of(**fields: Any) -> UsageError:
         ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is the number 1)"),
         ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
-        ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: is in env too"),
-        ({"env": {"FLK_PREFLIGHT": "-x"}}, "flk.yaml: env.FLK_PREFLIGHT: '-x' is not on, off, or a minus sign and one of world-size, torch, flk, code, backend, strategy, seed, interface, loopback, gpu, local-rank, shm, options, health"),  # noqa: E501
+        ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: A is in env too"),
+        ({"env": {"FLK_PREFLIGHT": "-x"}}, "flk.yaml: env.FLK_PREFLIGHT: '-x' is not on, off, or a minus sign and one of world-size, torch, flk, code, backend, strategy, seed, gpu, local-rank, shm, options, health"),  # noqa: E501
         ({"secrets": {"A": "s"}}, "flk.yaml: secrets.A: must be SECRET:KEY, the name of a Secret and a key in it"),
         ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be one of PVC:/PATH[:ro], nfs://SERVER/PATH:/PATH[:ro], secret:NAME:/PATH, configmap:NAME:/PATH, hostpath:/PATH:/PATH[:ro] (is 'data')"),  # noqa: E501
         ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two volumes are mounted at /x"),
@@ -122,7 +122,7 @@ def error_of(**fields: Any) -> UsageError:
         (
             {"queue_priority": "high", "volumes": ["a:/x", "b:/x"], "env": {"A": "1"}, "secrets": {"A": "s:k"}},
             "flk.yaml: queue_priority: needs a queue\n"
-            "flk.yaml: secrets.A: is in env too\n"
+            "flk.yaml: secrets.A: A is in env too\n"
             "flk.yaml: volumes: two volumes are mounted at /x",
         ),
         (
@@ -132,7 +132,7 @@ def error_of(**fields: Any) -> UsageError:
         ),
         ({"ship": ["a", 1], "save_every": "x", "elastic": {"mn": 1, "max": 2}}, (
             "flk.yaml: elastic.mn: unknown key\n"
-            "flk.yaml: save_every: must be auto or a number of steps from 1 to 2147483647 (is 'x')\n"
+            "flk.yaml: save_every: must be a number of steps from 1 to 2147483647 (is 'x')\n"
             "flk.yaml: ship[1]: must be text (is the number 1)"
         )),
     ],
