@@ -60,7 +60,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "plan": (
         "benchmarks/llama.py",
         "benchmarks/small_models.py",
-        "operator_client/flk/bench",
+        "operator_client/flk/bench.py",
         "operator_client/flk/planning.py",
         "runtime/flk_plan/bench",
         "runtime/flk_plan",

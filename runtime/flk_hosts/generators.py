@@ -14,6 +14,8 @@ from torch import nn
 from flk_runtime.system import rng
 
 _DEPTH: Final = 6  # of attributes of attributes
+_MANY: Final = 64  # a longer list has samples
+_DATA: Final = ("data_source", "dataset")  # what a sampler draws from
 _GENERATORS: Final = (random.Random, torch.Generator, numpy.random.Generator, numpy.random.RandomState)
 _NOT_SEARCHED: Final = (nn.Module, ModuleType, type, torch.Tensor, numpy.ndarray, str, bytes, int, float)
 
@@ -49,7 +51,7 @@ def set_state(generator: Any, state: list[Any]) -> None:
 
 
 def generators_of(things: Mapping[str, Any]) -> dict[str, Any]:
-    """The generators that ``things`` hold in attributes, by where they are."""
+    """The generators that ``things`` hold in attributes, lists and dictionaries, by where they are."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = [(name, thing, 0) for name, thing in things.items()]
@@ -61,9 +63,16 @@ def generators_of(things: Mapping[str, Any]) -> dict[str, Any]:
         if is_generator(thing):
             found[path] = thing
         elif depth < _DEPTH and not isinstance(thing, _NOT_SEARCHED):
-            held = getattr(thing, "__dict__", {})
-            waiting += [(f"{path}.{name}", value, depth + 1) for name, value in held.items()]
+            waiting += [(f"{path}.{name}", held, depth + 1) for name, held in _held_by(thing)]
     return dict(sorted(found.items()))
+
+
+def _held_by(thing: Any) -> list[tuple[Any, Any]]:
+    if isinstance(thing, Mapping):
+        return list(thing.items())[:_MANY]
+    if isinstance(thing, (list, tuple)):
+        return list(enumerate(thing)) if len(thing) <= _MANY else []
+    return [(name, held) for name, held in getattr(thing, "__dict__", {}).items() if name not in _DATA]
 
 
 def give(things: Mapping[str, Any], states: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,12 @@ from tests.support.pods import Pods
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """A folder for checkpoints that is not in memory."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if is_in_memory(str(folder)):
-        pytest.skip("the folder of the tests is in memory")
-    return folder
+def disk() -> Iterator[Path]:
+    """A folder for checkpoints that is not in memory, with a short path: a socket is in it."""
+    with tempfile.TemporaryDirectory(prefix="flk-", dir="/var/tmp") as folder:
+        if is_in_memory(folder):
+            pytest.skip("/var/tmp is in memory")
+        yield Path(folder)
 
 
 def job(forked_pods: Callable[..., Pods], pods: int, disk: Path, **variables: str) -> Pods:

@@ -138,7 +138,7 @@ def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
 ) -> None:
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.DISRUPTIONS: "0", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
-    settings |= {user_env.STORE_EVERY: "auto", user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
+    settings |= {user_env.STORE_EVERY: "10", user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
     # Two files of about 75 kB for each rank, and not three, and what both restore through.
     settings[user_env.MEMORY_LIMIT] = str((380 << 10) + 2 * EXCHANGE_BYTES)
     job = forked_pods(1, 2, script=TRAIN, **settings)

@@ -66,7 +66,7 @@ PARENT: Final = Variable(
 )
 CODE: Final = Variable(
     "FLK_CODE",
-    "folder with the archive of the user's code, or with its files; unset: the image has the code",
+    "folder with the archive of the user's code; unset: the image has the code",
     "",
 )
 CODE_HASH: Final = Variable("FLK_CODE_HASH", "SHA-256 of the archive, in hex", "")

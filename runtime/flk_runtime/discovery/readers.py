@@ -151,11 +151,11 @@ LAUNCHERS = (
     ),
     Launcher(  # MVAPICH2
         "mpich", "MV2_COMM_WORLD_RANK", read_numbers, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID", "SLURM_JOB_ID"), hosts=_HOSTS,
+        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID",), hosts=_HOSTS,
     ),
     Launcher(  # MPICH, Intel MPI
         "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",
-        start_id=("PMI_JOBID", "SLURM_JOB_ID"), hosts=_HOSTS,
+        start_id=("PMI_JOBID",), hosts=_HOSTS,
     ),
     Launcher(
         "slurm", "SLURM_STEP_ID", read_slurm, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",

@@ -14,6 +14,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -28,10 +29,12 @@ from flk_runtime.contract import log_format, pod_env, pod_layout
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.errors import SetupError
+from flk_runtime.launcher.control import STOP_SIGNALS
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 
 _RETRIES = "10"  # times that pip asks an index again that does not answer, with pauses: for about four minutes
+_UNREACHED = re.compile("after connection broken by|Could not fetch URL")  # what pip says of an index that is not there
 _KEPT = 200  # last lines of a command, in which its reason is looked for
 _SHOWN = 20  # of them that a record has
 _POLL = 1.0  # seconds
@@ -60,8 +63,8 @@ class Preparation:
     def run(self) -> Settings:
         """Prepare this pod, or take over what an earlier launcher has prepared. Raises PreparationError.
 
-        Returns the settings with the time that is left until the deadline. A signal ends this process, and the kernel
-        the command that runs.
+        Returns the settings with the time that is left until the deadline. A signal ends this process and the command
+        that runs.
         """
         requirements = pod_env.PIP.read(os.environ).splitlines()
         file = pod_env.REQUIREMENTS.read(os.environ)
@@ -90,7 +93,9 @@ class Preparation:
             words.append("--no-cache-dir")  # it would be in the pod, where nothing reads it again
         code, lines = self._call([*words, *requirements], "pip")
         if code:
-            raise PreparationError(f"pip cannot install the packages: {_reason(lines)}", lines)
+            cut = next((line for line in lines if _UNREACHED.search(line)), None)
+            kind = Kind.UNPREPARED if cut else Kind.USAGE
+            raise PreparationError(f"pip cannot install the packages: {cut or _reason(lines)}", lines, kind)
         self._log(f"installed packages in {time.monotonic() - begin:.0f} s")
 
     def _environment(self) -> str:
@@ -153,11 +158,12 @@ class Preparation:
             preexec_fn=lambda: host.die_with_parent(parent),
         ) as process:
             try:
-                for line in self._lines(process, name):
-                    line = hidden(line, self._settings.secrets)
-                    lines.append(line)
-                    self._log(f"{name}: {line}")
-                return process.wait(), list(lines)  # what it has started in the background stays
+                with _killed_by_signals(process.pid):
+                    for line in self._lines(process, name):
+                        line = hidden(line, self._settings.secrets)
+                        lines.append(line)
+                        self._log(f"{name}: {line}")
+                    return process.wait(), list(lines)  # what it has started in the background stays
             except BaseException:
                 host.kill_group(process.pid)
                 raise
@@ -188,6 +194,25 @@ class Preparation:
     def _log(self, text: str) -> None:
         prefix = log_format.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
         host.write_all(2, f"{prefix}{text}\n".encode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _killed_by_signals(group: int) -> Iterator[None]:
+    """Kill a process group before a signal ends this process: the kernel would end its first process only."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def end(number: int, frame: object) -> None:
+        host.kill_group(group)
+        signal.signal(number, before[number])
+        os.kill(os.getpid(), number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
