@@ -45,6 +45,8 @@ _OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume'
 _PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
 _PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
 _PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
+_MOUNT_FAILURES: Final = ("FailedMount", "FailedAttachVolume")
+_NOT_ABSENT: Final = re.compile(rf"^(?!.*(?:{_ABSENT.pattern})).*")  # of messages that ReferenceMissing does not tell
 _MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 
 
@@ -259,12 +261,13 @@ def _claims(view: JobView, found: Match) -> str:
 def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
     """Yield pods whose volumes cannot be mounted, with the last event that says so and its message."""
     for pod in view.pods:
-        if pod.phase != PodPhase.STARTING:
+        # A container that waits for another reason has its volumes: events of an earlier failure say nothing of now.
+        if pod.phase != PodPhase.STARTING or pod.reason not in ("", *_MOUNT_FAILURES):
             continue
         for event in reversed(view.pod_events.get(pod.name, [])):
             text = one_line(event.get("message"))
             # "unmounted volumes" only repeats that something is missing.
-            if event.get("reason") in ("FailedMount", "FailedAttachVolume") and "timed out waiting" not in text:
+            if event.get("reason") in _MOUNT_FAILURES and "timed out waiting" not in text:
                 yield pod, event, text
                 break
 
@@ -330,7 +333,7 @@ VOLUMES: Final = (
     Cause(
         "MountFailed",
         tell(
-            _unmounted(re.compile(".*")),
+            _unmounted(_NOT_ABSENT),
             lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",
             lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
         ),
