@@ -170,6 +170,7 @@ def _node_not_added_now(view: JobView) -> Found | None:
 
 
 SHORT: Final = "NotEnoughResources"
+_LASTS: Final = re.compile("does not exist|affinity rules|topology spread")  # until somebody changes the job
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
 
@@ -319,7 +320,7 @@ def _flag(resource: str) -> str:
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
     """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
-    pods = view.unschedulable
+    pods = [pod for pod in view.unschedulable if pod.reason == "Unschedulable"] or view.unschedulable  # or gated ones
     if not pods:
         return None
     reasons, spec = parse(pods[0].message), pod_spec(view.objects[pods[0].name])
@@ -471,6 +472,20 @@ def _created(view: JobView, pod: PodState) -> float:
     return created_at(view.objects[pod.name])
 
 
+def _no_node_takes(view: JobView) -> Found | None:
+    """Find pods that no node can take for a reason of which flk does not know more."""
+    found = _refused_by_nodes("")(view)
+    if found is None:
+        return None
+    lasts = _LASTS.search(found[0])
+    return found.found(
+        f"{found}: no node can take it ({found[0]})",
+        f"{view.kubectl(f'describe pod {found.pods[0]}')} shows the scheduler's events",
+        resolves_itself=False if lasts else None,
+        grace=60.0 if lasts else None,
+    )
+
+
 CAUSES: Final = (
     Cause(
         "NodeBeingAdded",
@@ -535,11 +550,7 @@ CAUSES: Final = (
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
-    tell(
-        _refused_by_nodes(""),
-        lambda view, trace: f"{trace}: no node can take it ({trace[0]})",
-        lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the scheduler's events",
-    ),
+    _no_node_takes,
     cured_by="other jobs that end",
 )
 
@@ -550,7 +561,7 @@ _INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
 _CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
 # test is closer to taking the pod.
-_ORDER: Final = ("unschedulable", "taint", "selector", "resource", "volume", "other")
+_ORDER: Final = ("unschedulable", "taint", "selector", "ports", "resource", "volume", "other")
 
 
 @dataclass(frozen=True)
@@ -591,6 +602,7 @@ def _reason(nodes: int, text: str) -> NodeReason:
     for kind, words in (
         ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
         ("volume", ("PersistentVolume", "persistentvolumeclaim", "volume")),
+        ("ports", ("free ports",)),
         ("unschedulable", ("were unschedulable", "not ready")),
     ):
         if any(word in text for word in words):

@@ -9,7 +9,7 @@ import pytest
 from flk.commands import Commands
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
-from flk.health.scheduling import before, of_cluster
+from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from tests.support.jobs import MADE, NOW, JobBuilder
@@ -147,6 +147,29 @@ def test_stuck_after_is_about_nodes_only() -> None:
     job = JobBuilder().all("pod", "Pending", {"waiting": said})
     job.job["metadata"]["labels"] |= {"flk.dev/stuck-after": "86400"}
     assert derive(job.view()).phase == Phase.STUCK
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "phase"),
+    [
+        ("request device: device class absent does not exist", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't match pod anti-affinity rules", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't match pod topology spread constraints", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't have free ports for the requested pod ports", "Unschedulable", Phase.PENDING),
+        ("2 node(s) didn't have free ports for the requested pod ports, 1 Insufficient cpu", SHORT, Phase.PENDING),
+    ],
+)
+def test_what_only_a_change_of_the_job_resolves_leaves_it_stuck(message: str, code: str, phase: Phase) -> None:
+    job = pending(message)
+    assert (derive(later(job)).reason, derive(later(job)).phase) == (code, phase)
+    assert derive(later(job, -10)).phase == Phase.PENDING  # the grace
+
+
+def test_a_pod_that_a_gate_holds_back_hides_no_reason_of_another() -> None:
+    job = pending("3 Insufficient cpu")
+    job.pods[0]["status"]["conditions"][0] |= {"reason": "SchedulingGated", "message": "Scheduling is blocked"}
+    (cause,) = find(later(job))
+    assert (cause.code, cause.pods) == (SHORT, ["gpt-worker-1", "gpt-worker-2"])
 
 
 def node(**spec: Any) -> dict[str, Any]:
