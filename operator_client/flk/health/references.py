@@ -23,6 +23,7 @@ from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
 from flk.units import created_at
+from flk_runtime.contract import user_env
 
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
@@ -38,6 +39,8 @@ _KINDS: Final = {
 }
 
 
+_ONE_POD: Final = "ReadWriteOncePod"
+_READ_ONLY: Final = "ReadOnlyMany"
 _WAITS: Final = "WaitForFirstConsumer"
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
 _CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
@@ -128,11 +131,33 @@ def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> I
     if phase == "Pending" and not _waits_for_pod(cluster, claim):
         found = f"{what} is not bound to a volume yet; pods wait for it"
         yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
-    if pods.count > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+    if pods.count > 1 and list(modes) == [_ONE_POD]:
+        found = f"{what} can be mounted by one pod only ({_ONE_POD}), and the job has {pods.count}"
+        yield Result("claim", Level.FAILED, found, many, "Unschedulable")
+    elif list(modes) == [_READ_ONLY] and _written(pods, name):
+        found = f"{what} is read-only ({_READ_ONLY}), and checkpoints go to it"
+        yield Result("claim", Level.FAILED, found, "use a claim with access mode ReadWriteMany", "VolumeFailed")
+    elif pods.count > 1 and not {"ReadWriteMany", _READ_ONLY} & set(modes):
         found = (
             f"{what} can be mounted on one node at a time only ({', '.join(modes)}), and the job has {pods.count} pods"
         )
         yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
+
+
+def _written(pods: Pods, claim: str) -> bool:
+    """Return whether checkpoints go to a claim, by the variable that names their folder."""
+    volumes = {
+        volume["name"]
+        for volume in pods.spec.get("volumes") or []
+        if (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
+    }
+    for container in pods.containers:
+        environment = {variable["name"]: str(variable.get("value")) for variable in container.get("env") or []}
+        folder = environment.get(str(user_env.CHECKPOINT), "")
+        for mount in container.get("volumeMounts") or []:
+            if mount["name"] in volumes and f"{folder}/".startswith(f"{mount['mountPath']}/"):
+                return True
+    return False
 
 
 def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
