@@ -547,7 +547,7 @@ def test_doctor_checks_the_target_of_the_job_file(
     del fake.objects[JOBS]
     fake.objects |= {f"/apis/{each}": {} for each in ("batch/v1/jobs", "jobset.x-k8s.io/v1alpha2/jobsets")}
     (tmp_path / "train.py").touch()
-    (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")
+    (tmp_path / "flk.yaml").write_text("command: train.py\n" + (f"target: {target}\n" if target else ""))
     _, stdout, stderr = run("doctor")
     rows = [line.split()[:2] for line in stdout.splitlines()]
     assert ["ok", f"{used}s"] in rows, stdout + stderr
