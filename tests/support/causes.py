@@ -130,9 +130,7 @@ SCHEDULING = (
     ),
     Case(
         "device-class-missing",
-        Expected(
-            "Unschedulable", "device class absent.example.com does not exist", "absent", "describe pod", stuck=False
-        ),
+        Expected("Unschedulable", "device class absent.example.com does not exist", "absent", "describe pod"),
         with_device("device-class-missing", "of-no-class"),
     ),
     Case(
@@ -165,7 +163,7 @@ SCHEDULING = (
     ),
     Case(
         "pod-affinity",
-        Expected("Unschedulable", "match pod affinity rules", "pod affinity", "describe pod", stuck=False),
+        Expected("Unschedulable", "match pod affinity rules", "pod affinity", "describe pod"),
         job(
             "pod-affinity",
             pod={

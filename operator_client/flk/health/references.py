@@ -23,6 +23,7 @@ from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
 from flk.units import created_at
+from flk_runtime.contract import user_env
 
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
@@ -38,6 +39,8 @@ _KINDS: Final = {
 }
 
 
+_ONE_POD: Final = "ReadWriteOncePod"
+_READ_ONLY: Final = "ReadOnlyMany"
 _WAITS: Final = "WaitForFirstConsumer"
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
 _CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
@@ -45,6 +48,8 @@ _OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume'
 _PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
 _PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
 _PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
+_MOUNT_FAILURES: Final = ("FailedMount", "FailedAttachVolume")
+_NOT_ABSENT: Final = re.compile(rf"^(?!.*(?:{_ABSENT.pattern})).*")  # of messages that ReferenceMissing does not tell
 _MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 
 
@@ -126,11 +131,33 @@ def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> I
     if phase == "Pending" and not _waits_for_pod(cluster, claim):
         found = f"{what} is not bound to a volume yet; pods wait for it"
         yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
-    if pods.count > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+    if pods.count > 1 and list(modes) == [_ONE_POD]:
+        found = f"{what} can be mounted by one pod only ({_ONE_POD}), and the job has {pods.count}"
+        yield Result("claim", Level.FAILED, found, many, "Unschedulable")
+    elif list(modes) == [_READ_ONLY] and _written(pods, name):
+        found = f"{what} is read-only ({_READ_ONLY}), and checkpoints go to it"
+        yield Result("claim", Level.FAILED, found, "use a claim with access mode ReadWriteMany", "VolumeFailed")
+    elif pods.count > 1 and not {"ReadWriteMany", _READ_ONLY} & set(modes):
         found = (
             f"{what} can be mounted on one node at a time only ({', '.join(modes)}), and the job has {pods.count} pods"
         )
         yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
+
+
+def _written(pods: Pods, claim: str) -> bool:
+    """Return whether checkpoints go to a claim, by the variable that names their folder."""
+    volumes = {
+        volume["name"]
+        for volume in pods.spec.get("volumes") or []
+        if (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
+    }
+    for container in pods.containers:
+        environment = {variable["name"]: str(variable.get("value")) for variable in container.get("env") or []}
+        folder = environment.get(str(user_env.CHECKPOINT), "")
+        for mount in container.get("volumeMounts") or []:
+            if mount["name"] in volumes and f"{folder}/".startswith(f"{mount['mountPath']}/"):
+                return True
+    return False
 
 
 def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
@@ -259,12 +286,13 @@ def _claims(view: JobView, found: Match) -> str:
 def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
     """Yield pods whose volumes cannot be mounted, with the last event that says so and its message."""
     for pod in view.pods:
-        if pod.phase != PodPhase.STARTING:
+        # A container that waits for another reason has its volumes: events of an earlier failure say nothing of now.
+        if pod.phase != PodPhase.STARTING or pod.reason not in ("", *_MOUNT_FAILURES):
             continue
         for event in reversed(view.pod_events.get(pod.name, [])):
             text = one_line(event.get("message"))
             # "unmounted volumes" only repeats that something is missing.
-            if event.get("reason") in ("FailedMount", "FailedAttachVolume") and "timed out waiting" not in text:
+            if event.get("reason") in _MOUNT_FAILURES and "timed out waiting" not in text:
                 yield pod, event, text
                 break
 
@@ -330,7 +358,7 @@ VOLUMES: Final = (
     Cause(
         "MountFailed",
         tell(
-            _unmounted(re.compile(".*")),
+            _unmounted(_NOT_ABSENT),
             lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",
             lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
         ),

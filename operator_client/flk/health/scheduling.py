@@ -23,6 +23,7 @@ from flk.health.cluster import (
     Amounts,
     Cluster,
     Level,
+    NodeReason,
     Pods,
     Result,
     Unreadable,
@@ -35,6 +36,7 @@ from flk.health.cluster import (
     is_node_state,
     is_selected,
     node_affinity_text,
+    node_reasons,
     quantity,
     requests,
     untolerated,
@@ -122,7 +124,13 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
-    """Return the finding that no node can take pods, with more time where a cloud's autoscaler has not spoken yet."""
+    """Return the finding that no node can take pods, with more time where nodes may come.
+
+    A ProvisioningRequest may take hours, and the autoscaler of a cloud some minutes until it speaks.
+    """
+    requested = [item for pod in view.unschedulable for item in _provisioning(view, pod)]
+    if requested:
+        return replace(finding, resolves_itself=True, evidence=[*finding.evidence, requested[0]])
     nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
@@ -131,6 +139,16 @@ def with_patience(view: JobView, finding: Finding) -> Finding:
     text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
     evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
     return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
+
+
+def _provisioning(view: JobView, pod: PodState) -> list[Evidence]:
+    """Return the ProvisioningRequest that makes the nodes of a pod, as in GKE's flex-start; empty if it names none."""
+    notes = view.objects[pod.name]["metadata"].get("annotations") or {}
+    return [
+        Evidence(f"pod {pod.name}", str(name), f"metadata.annotations[{key}]")
+        for key, name in notes.items()
+        if key.endswith("/consume-provisioning-request")
+    ]
 
 
 def _adds(event: Object) -> bool:
@@ -170,6 +188,7 @@ def _node_not_added_now(view: JobView) -> Found | None:
 
 
 SHORT: Final = "NotEnoughResources"
+_LASTS: Final = re.compile("does not exist|affinity rules|topology spread")  # until somebody changes the job
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
 
@@ -319,10 +338,10 @@ def _flag(resource: str) -> str:
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
     """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
-    pods = view.unschedulable
+    pods = [pod for pod in view.unschedulable if pod.reason == "Unschedulable"] or view.unschedulable  # or gated ones
     if not pods:
         return None
-    reasons, spec = parse(pods[0].message), pod_spec(view.objects[pods[0].name])
+    reasons, spec = node_reasons(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
     tainted = _taint_of_chosen_nodes(view, spec)
     away = next((one for one in reasons if _is_away(one)), None)
@@ -471,6 +490,20 @@ def _created(view: JobView, pod: PodState) -> float:
     return created_at(view.objects[pod.name])
 
 
+def _no_node_takes(view: JobView) -> Found | None:
+    """Find pods that no node can take for a reason of which flk does not know more."""
+    found = _refused_by_nodes("")(view)
+    if found is None:
+        return None
+    lasts = _LASTS.search(found[0])
+    return found.found(
+        f"{found}: no node can take it ({found[0]})",
+        f"{view.kubectl(f'describe pod {found.pods[0]}')} shows the scheduler's events",
+        resolves_itself=False if lasts else None,
+        grace=60.0 if lasts else None,
+    )
+
+
 CAUSES: Final = (
     Cause(
         "NodeBeingAdded",
@@ -535,64 +568,6 @@ CAUSES: Final = (
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
-    tell(
-        _refused_by_nodes(""),
-        lambda view, trace: f"{trace}: no node can take it ({trace[0]})",
-        lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the scheduler's events",
-    ),
+    _no_node_takes,
     cured_by="other jobs that end",
 )
-
-
-_REASON: Final = re.compile(r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )")
-_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?")
-_INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
-_CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
-# The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
-# test is closer to taking the pod.
-_ORDER: Final = ("unschedulable", "taint", "selector", "resource", "volume", "other")
-
-
-@dataclass(frozen=True)
-class NodeReason:
-    """Why some nodes cannot take a pod."""
-
-    kind: str  # one of _ORDER
-    nodes: int  # how many nodes say so
-    text: str  # as the scheduler writes it
-    detail: str = ""  # the resource, or the taint as key=value; newer schedulers do not name the taint
-
-
-def parse(message: str) -> list[NodeReason]:
-    """Return the reasons in a message like ``0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …``.
-
-    The reason of the nodes that came closest to taking the pod is the first one. Control planes, which do not take
-    other pods, are left out where other nodes have a reason.
-    """
-    head, _, rest = message.partition(" available: ")
-    if "nodes are" not in head:
-        return []
-    rest = rest.partition(" preemption:")[0]
-    reasons = [_reason(int(count), text.strip().rstrip(".")) for count, text in _REASON.findall(rest)]
-    others = [r for r in reasons if not (r.kind == "taint" and r.detail.startswith(_CONTROL_TAINTS))]
-    return sorted(others or reasons, key=lambda r: (-_ORDER.index(r.kind), -r.nodes))
-
-
-def _reason(nodes: int, text: str) -> NodeReason:
-    taint = _TAINT.search(text)
-    if taint:
-        value = (taint[2] or "").strip()
-        return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1] or "")
-    insufficient = _INSUFFICIENT.search(text)
-    if insufficient:
-        return NodeReason("resource", nodes, text, insufficient[1])
-    if text.startswith("Too many pods"):
-        return NodeReason("resource", nodes, text, "pods")
-    for kind, words in (
-        ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
-        ("volume", ("PersistentVolume", "persistentvolumeclaim", "volume")),
-        ("unschedulable", ("were unschedulable", "not ready")),
-    ):
-        if any(word in text for word in words):
-            return NodeReason(kind, nodes, text)
-    return NodeReason("other", nodes, text)

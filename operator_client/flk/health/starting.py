@@ -307,21 +307,7 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
     )
 
 
-CAUSES: Final = (
-    Cause(
-        "WrongArchitecture",
-        tell(
-            _wrong_format,
-            lambda view, trace: (
-                f"{trace} cannot start: the image {view.image} is for another processor architecture than the node's"
-            ),
-            lambda view, trace: (
-                "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes "
-                "with --node-selector kubernetes.io/arch=…"
-            ),
-        ),
-        grace=30,
-    ),
+PULLS: Final = (
     Cause(
         "RegistryBusy",
         tell(
@@ -352,7 +338,7 @@ CAUSES: Final = (
     Cause(
         "ImagePullFailed",
         tell(
-            _pulling(),
+            _pulling(without=_PLATFORM),
             lambda view, trace: f"{trace} cannot start: the image {trace[1]} cannot be pulled ({_reason_of(trace)})",
             lambda view, trace: (
                 f"correct --image, or have the registry or the way to it repaired; "
@@ -360,6 +346,22 @@ CAUSES: Final = (
             ),
         ),
         grace=90,
+    ),
+)
+CAUSES: Final = (
+    Cause(
+        "WrongArchitecture",
+        tell(
+            _wrong_format,
+            lambda view, trace: (
+                f"{trace} cannot start: the image {view.image} is for another processor architecture than the node's"
+            ),
+            lambda view, trace: (
+                "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes "
+                "with --node-selector kubernetes.io/arch=…"
+            ),
+        ),
+        grace=30,
     ),
     Cause(
         "CommandNotFound",

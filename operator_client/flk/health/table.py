@@ -41,7 +41,9 @@ OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
 GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     queue.CAUSES,
     (*controllers.CAUSES, *admission.CAUSES),
-    (*references.REFERENCES, *references.VOLUMES, *starting.CAUSES),
+    starting.PULLS,
+    (*references.REFERENCES, *starting.CAUSES),
+    references.VOLUMES,
     scheduling.CAUSES,
     (UNSCHEDULABLE,),
     node.FAULTS,

@@ -80,6 +80,12 @@ def claim(name: str = "data") -> dict[str, Any]:
     return {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]}
 
 
+def saving_to(folder: str) -> dict[str, Any]:
+    """The fields of a container that mounts the claim at /data, and whose checkpoints go to a folder."""
+    env = [{"name": "FLK_CHECKPOINT", "value": folder}]
+    return {"env": env, "volumeMounts": [{"name": "v", "mountPath": "/data"}]}
+
+
 def stored(*modes: str, phase: str = "Bound", **spec: str) -> dict[str, Any]:
     return {"metadata": {"name": "data"}, "spec": {"accessModes": list(modes), **spec}, "status": {"phase": phase}}
 
@@ -269,6 +275,27 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(2, spec=claim()),
         Level.WARNING,
         "on one node at a time only",
+    ),
+    "claim of one pod": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOncePod")}},
+        pods(2, spec=claim()),
+        Level.FAILED,
+        "by one pod only",
+    ),
+    "claim of checkpoints that is read-only": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadOnlyMany")}},
+        pods(2, spec=claim(), container=saving_to("/data/gpt")),
+        Level.FAILED,
+        "is read-only (ReadOnlyMany), and checkpoints go to it",
+    ),
+    "claim of data that is read-only": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadOnlyMany")}},
+        pods(2, spec=claim(), container=saving_to("/other/gpt")),
+        Level.OK,
+        "data (ReadOnlyMany)",
     ),
     "claim without a volume": (
         "claim",
@@ -518,7 +545,7 @@ def test_doctor_checks_the_target_of_the_job_file(
     del fake.objects[JOBS]
     fake.objects |= {f"/apis/{each}": {} for each in ("batch/v1/jobs", "jobset.x-k8s.io/v1alpha2/jobsets")}
     (tmp_path / "train.py").touch()
-    (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")
+    (tmp_path / "flk.yaml").write_text("command: train.py\n" + (f"target: {target}\n" if target else ""))
     _, stdout, stderr = run("doctor")
     rows = [line.split()[:2] for line in stdout.splitlines()]
     assert ["ok", f"{used}s"] in rows, stdout + stderr

@@ -9,7 +9,7 @@ import pytest
 from flk.commands import Commands
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
-from flk.health.scheduling import before, of_cluster
+from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from tests.support.jobs import MADE, NOW, JobBuilder
@@ -149,6 +149,29 @@ def test_stuck_after_is_about_nodes_only() -> None:
     assert derive(job.view()).phase == Phase.STUCK
 
 
+@pytest.mark.parametrize(
+    ("message", "code", "phase"),
+    [
+        ("request device: device class absent does not exist", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't match pod anti-affinity rules", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't match pod topology spread constraints", "Unschedulable", Phase.STUCK),
+        ("3 node(s) didn't have free ports for the requested pod ports", "Unschedulable", Phase.PENDING),
+        ("2 node(s) didn't have free ports for the requested pod ports, 1 Insufficient cpu", SHORT, Phase.PENDING),
+    ],
+)
+def test_what_only_a_change_of_the_job_resolves_leaves_it_stuck(message: str, code: str, phase: Phase) -> None:
+    job = pending(message)
+    assert (derive(later(job)).reason, derive(later(job)).phase) == (code, phase)
+    assert derive(later(job, -10)).phase == Phase.PENDING  # the grace
+
+
+def test_a_pod_that_a_gate_holds_back_hides_no_reason_of_another() -> None:
+    job = pending("3 Insufficient cpu")
+    job.pods[0]["status"]["conditions"][0] |= {"reason": "SchedulingGated", "message": "Scheduling is blocked"}
+    (cause,) = find(later(job))
+    assert (cause.code, cause.pods) == (SHORT, ["gpt-worker-1", "gpt-worker-2"])
+
+
 def node(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "a", "labels": {}}, "spec": spec, "status": {"allocatable": {"cpu": "4", "pods": "9"}}}
 
@@ -167,6 +190,21 @@ def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
     assert derive(later(job, 600, nodes=cloud)).phase == Phase.STUCK
     says(job, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match")
     assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
+
+
+@pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
+@pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
+def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None:
+    job = pending(message)
+    job.container["resources"] = {"requests": {"cpu": "8"}}
+    for pod in job.pods.values():
+        pod["spec"]["nodeSelector"] = {"gpu": "h100"} if message == SELECTOR else {}
+    assert derive(later(job, nodes={"a": node()})).phase == Phase.STUCK
+    for pod in job.pods.values():
+        pod["metadata"]["annotations"] = {f"{group}/consume-provisioning-request": "gpt-nodes"}
+    view = later(job, nodes={"a": node()})
+    assert derive(view).phase == Phase.PENDING
+    assert find(view)[0].evidence[-1].text == "gpt-nodes"
 
 
 def in_queue() -> JobBuilder:

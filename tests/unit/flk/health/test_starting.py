@@ -111,3 +111,32 @@ def test_pods_that_were_evicted_and_containers_that_ran_for_long_are_in_no_loop(
     view = view_of("job", 3, "OOMKilled", 137)
     view.now += 1200
     assert find(view) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ({"reason": "ImagePullBackOff", "message": "img: not found"}, "ImageNotFound"),
+        ({"reason": "CrashLoopBackOff", "message": "back-off"}, "CrashLoop"),
+    ],
+)
+@pytest.mark.parametrize("said", ['configmap "data" not found', "mount failed: exit status 32"])
+def test_a_failure_of_an_earlier_mount_says_nothing_of_a_container_that_waits_for_more(
+    state: dict[str, str], code: str, said: str
+) -> None:
+    job = JobBuilder(1).pod(0, "Pending", {"waiting": state}).event("FailedMount", said, "Pod", "gpt-worker-0")
+    assert [cause.code for cause in find(job.view())] == [code]
+
+
+def test_a_cause_that_passes_hides_no_lasting_one_of_another_pod() -> None:
+    busy = {"waiting": {"reason": "ErrImagePull", "message": "429 Too Many Requests"}}
+    root = {"waiting": {"reason": "CreateContainerConfigError", "message": "image will run as root"}}
+    job = JobBuilder(2).pod(0, "Pending", busy).pod(1, "Pending", root)
+    assert [cause.code for cause in find(job.view())] == ["ContainerStartFailed", "RegistryBusy"]
+
+
+def test_a_mount_that_fails_for_a_missing_object_is_told_once() -> None:
+    job = JobBuilder(1).pod(0, "Pending", {}).event("FailedMount", 'secret "keys" not found', "Pod", "gpt-worker-0")
+    assert [cause.code for cause in find(job.view())] == ["ReferenceMissing"]
+    other = {"waiting": {"reason": "ErrImagePull", "message": "no match for platform in manifest"}}
+    assert [cause.code for cause in find(JobBuilder(1).pod(0, "Pending", other).view())] == ["WrongArchitecture"]
