@@ -1,7 +1,4 @@
-{{/*
-The job of this release. files/manifests has a template of it for each target, made of what flk renders
-(scripts/chart/manifests.py). A template returns text, so other values are returned as JSON or YAML.
-*/}}
+{{/* The job of this release, from files/manifests. A template returns text: other values come as JSON or YAML. */}}
 
 {{- define "flk.jobName" -}}
 {{- if .Values.job.manifest }}{{ (include "flk.objects" . | fromYamlArray | first).metadata.name }}
@@ -61,7 +58,8 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $command := list }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $env := list }}
-{{- range $key, $value := omit $spec.env "HOME" }}
+{{- $home := hasKey $spec.secrets "HOME" | ternary dict (dict "HOME" "/flk/work") }}
+{{- range $key, $value := merge dict $spec.env $home }}
 {{- if hasKey $spec.secrets $key }}{{ fail (printf "job.secrets.%s: is in env too" $key) }}{{ end }}
 {{- $env = append $env (dict "name" $key "value" (replace "$" "$$" $value)) }}
 {{- end }}
@@ -96,11 +94,11 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $_ := set $spec "hash" (sha256sum .) }}
 {{- end }}
 {{- $values := dict "command" $command "env" $env "volumes" $volumes "mounts" $mounts "version" .Chart.AppVersion
-  "spec" (omit $spec "hash" | toJson) "home" (get $spec.env "HOME" | default "/flk/work" | replace "$" "$$")
-  "checkpoint" (replace "$" "$$" $place) "limits" (or $spec.resources.memory $spec.resources.gpu)
+  "spec" (omit $spec "hash" | toJson) "checkpoint" (replace "$" "$$" $place)
+  "limits" (or $spec.resources.memory $spec.resources.gpu)
   "requests" (or $spec.resources.cpu $spec.resources.memory $spec.resources.gpu) }}
 {{- $template := .Files.Get (printf "files/manifests/%s.yaml" $spec.target) }}
-{{- $objects = tpl $template (merge $values $spec.resources $spec.nodes $spec) | fromYamlArray }}
+{{- $objects = tpl $template (merge $values $spec.resources $spec.nodes (omit $spec "env")) | fromYamlArray }}
 {{- $holder := (first $objects).spec }}
 {{- with $holder.pytorchReplicaSpecs }}{{ $holder = .Worker }}{{ end }}
 {{- range $holder.runtimePatches }}{{ $holder = .trainingRuntimeSpec.template.spec }}{{ end }}
