@@ -24,21 +24,21 @@
 {{- else if and $job.script (not (regexMatch "^\\w[-\\w.]*[.]py$" (first $command))) }}
 {{- fail (printf "job.command: must begin with the name of job.script: [train.py, --lr] (is %q)" (first $command)) }}
 {{- end }}
-{{- $resources := dict "gpu" (int64 $job.resources.gpu) }}
-{{- range $key, $value := omit $job.resources "gpu" }}
+{{- $resources := dict "gpu" (int64 ($job.resources).gpu) }}
+{{- range $key, $value := omit ($job.resources | default dict) "gpu" }}
 {{- with $value }}{{ $_ := set $resources $key (include "flk.text" .) }}{{ end }}
 {{- end }}
 {{- $image := printf "flktrain/flk:%s-%s" .Chart.AppVersion (empty $resources.gpu | ternary "cpu" "cuda") }}
 {{- $env := $job.env | default dict }}
-{{- if .Values.podMonitor.enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
-{{- $tolerations := concat ($job.nodes.tolerations | default list) (.Values.defaults.tolerations | default list) }}
-{{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" $job.strategy
-  "image" ($job.image | default .Values.defaults.image | default $image) "replicas" ($job.replicas | default 1)
+{{- if (.Values.podMonitor).enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
+{{- $tolerations := concat (($job.nodes).tolerations | default list) ((.Values.defaults).tolerations | default list) }}
+{{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" ($job.strategy | default "ddp")
+  "image" ($job.image | default (.Values.defaults).image | default $image) "replicas" ($job.replicas | default 1)
   "processes" ($job.processes | default $resources.gpu | default 1) "checkpoint" $job.checkpoint
-  "queue" ($job.queue | default .Values.defaults.queue) "volumes" $job.volumes
-  "records" (.Values.defaults.records | default (include "flk.records" .)) }}
+  "queue" ($job.queue | default (.Values.defaults).queue) "volumes" $job.volumes
+  "records" ((.Values.defaults).records | default (include "flk.records" .)) }}
 {{- range $key, $value := $spec }}{{ if empty $value }}{{ $_ := unset $spec $key }}{{ end }}{{ end }}
-{{- $nodes := dict "selector" ($job.nodes.selector | default dict) "tolerations" (uniq $tolerations) }}
+{{- $nodes := dict "selector" (($job.nodes).selector | default dict) "tolerations" (uniq $tolerations) }}
 {{- merge $spec (dict "command" $command "resources" $resources "env" $env "secrets" ($job.secrets | default dict)
   "nodes" $nodes "patch" ($job.patch | default dict)) | toJson }}
 {{- end }}

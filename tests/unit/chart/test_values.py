@@ -60,6 +60,16 @@ def test_no_defaults_no_config_map_and_no_job_unless_enabled() -> None:
     assert template({"rbac": {"create": False}}).kinds() == []
 
 
+def test_a_blank_section_is_one_with_its_defaults() -> None:
+    blank = dict.fromkeys(("resources", "nodes", "strategy"))
+    others = ("networkPolicy", "records", "defaults", "podMonitor", "prometheusRule", "dashboard", "trainingRuntime")
+    chart = template({"job": JOB | blank, "rbac": {"subjects": None}, **dict.fromkeys(others)})
+    assert chart.documents == template({"job": JOB}).documents
+    assert template({"job": None}).kinds() == template({}).kinds()
+    policy = template({"networkPolicy": {"enabled": True, "restrictEgress": None}}).one("NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt value": ({"job": {"replicsa": 4}}, "replicsa"),
     "misspelt block": ({"jobs": {}}, "jobs"),
