@@ -103,6 +103,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"job": JOB | {"patch": {"spec": {"volumes": []}}}},
         "job.patch.spec.volumes: would replace flk's own, so use job.manifest",
     ),
+    "patch with null": ({"job": JOB | {"patch": {"spec": {"securityContext": None}}}}, "securityContext': got null"),
+    **{
+        f"metrics at port {port}": ({"job": {"env": {"FLK_METRICS_PORT": port}}}, f"'{port}' does not match pattern")
+        for port in ("abc", "0", "70000")
+    },
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
 }
