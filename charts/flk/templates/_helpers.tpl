@@ -1,7 +1,5 @@
 {{/* Name of everything but the job. A release's name is unique in its namespace, so two releases never clash. */}}
-{{- define "flk.fullname" -}}
-{{ .Release.Name }}-flk
-{{- end }}
+{{- define "flk.fullname" }}{{ .Release.Name }}-flk{{ end }}
 
 {{/* Name of the ConfigMap for the records of jobs; empty if there is none. */}}
 {{- define "flk.records" -}}
@@ -28,9 +26,7 @@ labels:
 {{- end }}
 
 {{/* Port of the metrics in the pods of the job, or of all jobs. */}}
-{{- define "flk.metricsPort" -}}
-{{ get ((.Values.job).env | default dict) "FLK_METRICS_PORT" | default "9400" }}
-{{- end }}
+{{- define "flk.metricsPort" }}{{ get ((.Values.job).env | default dict) "FLK_METRICS_PORT" | default 9400 }}{{ end }}
 
 {{/* A Role and its binding, from a list of the context, their name, the rules and the subjects. */}}
 {{- define "flk.role" -}}

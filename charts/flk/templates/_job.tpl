@@ -6,9 +6,7 @@
 {{- end }}
 
 {{/* A number as text. Helm itself would write 1000000 of a file as 1e+06. */}}
-{{- define "flk.text" -}}
-{{ kindIs "string" . | ternary . (toJson .) }}
-{{- end }}
+{{- define "flk.text" }}{{ kindIs "string" . | ternary . (toJson .) }}{{ end }}
 
 {{/* The job in the fields of flk.yaml: the values of the release, and the defaults of the site. */}}
 {{- define "flk.spec" -}}
@@ -21,6 +19,8 @@
 {{- range $job.command | default (list "train.py") }}{{ $command = include "flk.text" . | append $command }}{{ end }}
 {{- if not (or $job.script $job.command) }}
 {{- fail "job.script: is empty (--set-file job.script=train.py), and job.command names no code of the image" }}
+{{- else if regexMatch "^(.*/)?(torchrun|python[0-9.]*)$" (first $command) }}
+{{- fail (printf "job.command: begins with the script or with -m, not with %s" (first $command)) }}
 {{- else if and $job.script (not (regexMatch "^\\w[-\\w.]*[.]py$" (first $command))) }}
 {{- fail (printf "job.command: must begin with the name of job.script: [train.py, --lr] (is %q)" (first $command)) }}
 {{- end }}
@@ -48,6 +48,7 @@
 {{- $objects := list }}
 {{- if .Values.job.manifest }}
 {{- range regexSplit "(?m)^---\\s*$" .Values.job.manifest -1 }}
+{{- with (fromYaml .).Error }}{{ fail (printf "job.manifest: %s" .) }}{{ end }}
 {{- with fromYaml . }}{{ $objects = append $objects . }}{{ end }}
 {{- end }}
 {{- if not (has (dig "kind" "" (first $objects | default dict)) (list "PyTorchJob" "TrainJob" "JobSet" "Job")) }}
@@ -77,15 +78,21 @@
 {{- $volumes := list }}
 {{- $mounts := list }}
 {{- $names := dict }}
+{{- $paths := list }}
 {{- range $claims }}
 {{- $parts := splitn ":" 3 . }}
+{{- $path := clean $parts._1 }}
+{{- if has $path $paths }}{{ fail (printf "job.volumes: two volumes are mounted at %s" $path) }}{{ end }}
+{{- $paths = append $paths $path }}
 {{- if not (hasKey $names $parts._0) }}
 {{- $_ := set $names $parts._0 (printf "claim-%d" (len $names)) }}
 {{- $source := dict "claimName" $parts._0 }}
 {{- $volumes = append $volumes (dict "name" (get $names $parts._0) "persistentVolumeClaim" $source) }}
+{{- else if eq $spec.target "trainjob" }}
+{{- fail (printf "job.volumes: a TrainJob cannot mount %s at two paths: choose another job.target" $parts._0) }}
 {{- end }}
 {{- $access := empty $parts._2 | ternary dict (dict "readOnly" true) }}
-{{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" (clean $parts._1)) $access) }}
+{{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" $path) $access) }}
 {{- end }}
 {{- with .Values.job.script }}
 {{- $volumes = append $volumes (dict "name" "code" "configMap" (dict "name" (printf "%s-code" $spec.name))) }}

@@ -108,6 +108,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         f"metrics at port {port}": ({"job": {"env": {"FLK_METRICS_PORT": port}}}, f"'{port}' does not match pattern")
         for port in ("abc", "0", "70000")
     },
+    "patch that a TrainJob cannot have": (
+        {"job": JOB | {"target": "trainjob", "patch": {"spec": {"tolerations": [], "hostNetwork": True}}}},
+        "job.patch: a TrainJob cannot set hostNetwork of its pods: choose another job.target",
+    ),
+    "claim of a TrainJob at two paths": (
+        {"job": JOB | {"target": "trainjob", "volumes": ["a:/x"], "checkpoint": "a:/y"}},
+        "job.volumes: a TrainJob cannot mount a at two paths",
+    ),
+    "two volumes at one path": (
+        {"job": JOB | {"volumes": ["a:/x", "b:/x/"]}},
+        "job.volumes: two volumes are mounted at /x",
+    ),
+    "a volume at the path of the checkpoint": (
+        {"job": JOB | {"volumes": ["a:/x"], "checkpoint": "b:/x"}},
+        "job.volumes: two volumes are mounted at /x",
+    ),
+    "torchrun": ({"job": JOB | {"command": ["torchrun", "a.py"]}}, "job.command: begins with the script or with -m"),
+    "Python": ({"job": JOB | {"command": ["/bin/python3.12", "a.py"]}}, "not with /bin/python3.12"),
+    "a manifest that is no YAML": ({"job": {"enabled": True, "manifest": "kind: {\n"}}, "job.manifest: error"),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
 }
