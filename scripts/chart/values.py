@@ -55,6 +55,13 @@ _VARIABLE: Final = {
     **_text(names.VARIABLE.pattern),
     "anyOf": [{"enum": sorted(map(str, user_env.SETTABLE))}, {"not": {"pattern": f"^({_RESERVED})"}}],
 }
+_ANY_PATCH: Final = {"$ref": f"#/{_DEFINITIONS}/Patch"}
+# Helm would not remove what null names, as flk does.
+_PATCH: Final[Schema] = {
+    "type": ["object", "array", "string", "number", "boolean"],
+    "additionalProperties": _ANY_PATCH,
+}
+_PORT: Final = _text("[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]")
 # flk checks text by its model. The chart has only this schema, and a check of the name in its templates: what is put
 # into a manifest as text has to fit there.
 _TEXTS: Final[dict[str, Schema]] = {
@@ -68,9 +75,14 @@ _TEXTS: Final[dict[str, Schema]] = {
     "patch": {
         "type": "object",
         "additionalProperties": False,
-        "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
+        "properties": {key: {"type": "object", "additionalProperties": _ANY_PATCH} for key in ("metadata", "spec")},
     },
-    "env": {"type": "object", "propertyNames": _VARIABLE, "additionalProperties": {"type": "string"}},
+    "env": {
+        "type": "object",
+        "propertyNames": _VARIABLE,
+        "properties": {str(user_env.METRICS_PORT): _PORT},
+        "additionalProperties": {"type": "string"},
+    },
     "secrets": {
         "type": "object",
         "propertyNames": _VARIABLE,
@@ -117,7 +129,7 @@ def schema() -> Schema:
         "$comment": NOTE,
         "title": "Values of the chart flk",
         **_closed({"properties": {"global": {"type": "object"}, **values}}),
-        _DEFINITIONS: {"Toleration": _part(parts["Toleration"])},
+        _DEFINITIONS: {"Toleration": _part(parts["Toleration"]), "Patch": _PATCH},
     }
 
 

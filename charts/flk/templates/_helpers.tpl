@@ -1,11 +1,9 @@
 {{/* Name of everything but the job. A release's name is unique in its namespace, so two releases never clash. */}}
-{{- define "flk.fullname" -}}
-{{ .Release.Name }}-flk
-{{- end }}
+{{- define "flk.fullname" }}{{ .Release.Name }}-flk{{ end }}
 
 {{/* Name of the ConfigMap for the records of jobs; empty if there is none. */}}
 {{- define "flk.records" -}}
-{{ .Values.records.enabled | ternary (printf "%s-records" (include "flk.fullname" .)) "" }}
+{{ empty (.Values.records).enabled | ternary "" (printf "%s-records" (include "flk.fullname" .)) }}
 {{- end }}
 
 {{/* The metadata of an object, from a list of the context, its name and more labels. */}}
@@ -23,14 +21,12 @@ labels:
 {{/* The labels of the pods of the job, or without one of all jobs of flk in the namespace, as JSON. */}}
 {{- define "flk.pods" -}}
 {{- $pods := dict "app.kubernetes.io/managed-by" "flk" }}
-{{- if .Values.job.enabled }}{{ $_ := set $pods "flk.dev/job" (include "flk.jobName" .) }}{{ end }}
+{{- if (.Values.job).enabled }}{{ $_ := set $pods "flk.dev/job" (include "flk.jobName" .) }}{{ end }}
 {{- toJson $pods }}
 {{- end }}
 
 {{/* Port of the metrics in the pods of the job, or of all jobs. */}}
-{{- define "flk.metricsPort" -}}
-{{ get (.Values.job.env | default dict) "FLK_METRICS_PORT" | default "9400" }}
-{{- end }}
+{{- define "flk.metricsPort" }}{{ get ((.Values.job).env | default dict) "FLK_METRICS_PORT" | default 9400 }}{{ end }}
 
 {{/* A Role and its binding, from a list of the context, their name, the rules and the subjects. */}}
 {{- define "flk.role" -}}

@@ -1,7 +1,4 @@
-{{/*
-The job of this release. files/manifests has a template of it for each target, made of what flk renders
-(scripts/chart/manifests.py). A template returns text, so other values are returned as JSON or YAML.
-*/}}
+{{/* The job of this release, from files/manifests. A template returns text: other values come as JSON or YAML. */}}
 
 {{- define "flk.jobName" -}}
 {{- if .Values.job.manifest }}{{ (include "flk.objects" . | fromYamlArray | first).metadata.name }}
@@ -9,9 +6,7 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- end }}
 
 {{/* A number as text. Helm itself would write 1000000 of a file as 1e+06. */}}
-{{- define "flk.text" -}}
-{{ kindIs "string" . | ternary . (toJson .) }}
-{{- end }}
+{{- define "flk.text" }}{{ kindIs "string" . | ternary . (toJson .) }}{{ end }}
 
 {{/* The job in the fields of flk.yaml: the values of the release, and the defaults of the site. */}}
 {{- define "flk.spec" -}}
@@ -24,24 +19,26 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- range $job.command | default (list "train.py") }}{{ $command = include "flk.text" . | append $command }}{{ end }}
 {{- if not (or $job.script $job.command) }}
 {{- fail "job.script: is empty (--set-file job.script=train.py), and job.command names no code of the image" }}
+{{- else if regexMatch "^(.*/)?(torchrun|python[0-9.]*)$" (first $command) }}
+{{- fail (printf "job.command: begins with the script or with -m, not with %s" (first $command)) }}
 {{- else if and $job.script (not (regexMatch "^\\w[-\\w.]*[.]py$" (first $command))) }}
 {{- fail (printf "job.command: must begin with the name of job.script: [train.py, --lr] (is %q)" (first $command)) }}
 {{- end }}
-{{- $resources := dict "gpu" (int64 $job.resources.gpu) }}
-{{- range $key, $value := omit $job.resources "gpu" }}
+{{- $resources := dict "gpu" (int64 ($job.resources).gpu) }}
+{{- range $key, $value := omit ($job.resources | default dict) "gpu" }}
 {{- with $value }}{{ $_ := set $resources $key (include "flk.text" .) }}{{ end }}
 {{- end }}
 {{- $image := printf "flktrain/flk:%s-%s" .Chart.AppVersion (empty $resources.gpu | ternary "cpu" "cuda") }}
 {{- $env := $job.env | default dict }}
-{{- if .Values.podMonitor.enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
-{{- $tolerations := concat ($job.nodes.tolerations | default list) (.Values.defaults.tolerations | default list) }}
-{{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" $job.strategy
-  "image" ($job.image | default .Values.defaults.image | default $image) "replicas" ($job.replicas | default 1)
+{{- if (.Values.podMonitor).enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
+{{- $tolerations := concat (($job.nodes).tolerations | default list) ((.Values.defaults).tolerations | default list) }}
+{{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" ($job.strategy | default "ddp")
+  "image" ($job.image | default (.Values.defaults).image | default $image) "replicas" ($job.replicas | default 1)
   "processes" ($job.processes | default $resources.gpu | default 1) "checkpoint" $job.checkpoint
-  "queue" ($job.queue | default .Values.defaults.queue) "volumes" $job.volumes
-  "records" (.Values.defaults.records | default (include "flk.records" .)) }}
+  "queue" ($job.queue | default (.Values.defaults).queue) "volumes" $job.volumes
+  "records" ((.Values.defaults).records | default (include "flk.records" .)) }}
 {{- range $key, $value := $spec }}{{ if empty $value }}{{ $_ := unset $spec $key }}{{ end }}{{ end }}
-{{- $nodes := dict "selector" ($job.nodes.selector | default dict) "tolerations" (uniq $tolerations) }}
+{{- $nodes := dict "selector" (($job.nodes).selector | default dict) "tolerations" (uniq $tolerations) }}
 {{- merge $spec (dict "command" $command "resources" $resources "env" $env "secrets" ($job.secrets | default dict)
   "nodes" $nodes "patch" ($job.patch | default dict)) | toJson }}
 {{- end }}
@@ -51,6 +48,7 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $objects := list }}
 {{- if .Values.job.manifest }}
 {{- range regexSplit "(?m)^---\\s*$" .Values.job.manifest -1 }}
+{{- with (fromYaml .).Error }}{{ fail (printf "job.manifest: %s" .) }}{{ end }}
 {{- with fromYaml . }}{{ $objects = append $objects . }}{{ end }}
 {{- end }}
 {{- if not (has (dig "kind" "" (first $objects | default dict)) (list "PyTorchJob" "TrainJob" "JobSet" "Job")) }}
@@ -61,7 +59,8 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $command := list }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $env := list }}
-{{- range $key, $value := omit $spec.env "HOME" }}
+{{- $home := hasKey $spec.secrets "HOME" | ternary dict (dict "HOME" "/flk/work") }}
+{{- range $key, $value := merge dict $spec.env $home }}
 {{- if hasKey $spec.secrets $key }}{{ fail (printf "job.secrets.%s: is in env too" $key) }}{{ end }}
 {{- $env = append $env (dict "name" $key "value" (replace "$" "$$" $value)) }}
 {{- end }}
@@ -79,15 +78,21 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $volumes := list }}
 {{- $mounts := list }}
 {{- $names := dict }}
+{{- $paths := list }}
 {{- range $claims }}
 {{- $parts := splitn ":" 3 . }}
+{{- $path := clean $parts._1 }}
+{{- if has $path $paths }}{{ fail (printf "job.volumes: two volumes are mounted at %s" $path) }}{{ end }}
+{{- $paths = append $paths $path }}
 {{- if not (hasKey $names $parts._0) }}
 {{- $_ := set $names $parts._0 (printf "claim-%d" (len $names)) }}
 {{- $source := dict "claimName" $parts._0 }}
 {{- $volumes = append $volumes (dict "name" (get $names $parts._0) "persistentVolumeClaim" $source) }}
+{{- else if eq $spec.target "trainjob" }}
+{{- fail (printf "job.volumes: a TrainJob cannot mount %s at two paths: choose another job.target" $parts._0) }}
 {{- end }}
 {{- $access := empty $parts._2 | ternary dict (dict "readOnly" true) }}
-{{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" (clean $parts._1)) $access) }}
+{{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" $path) $access) }}
 {{- end }}
 {{- with .Values.job.script }}
 {{- $volumes = append $volumes (dict "name" "code" "configMap" (dict "name" (printf "%s-code" $spec.name))) }}
@@ -96,11 +101,11 @@ The job of this release. files/manifests has a template of it for each target, m
 {{- $_ := set $spec "hash" (sha256sum .) }}
 {{- end }}
 {{- $values := dict "command" $command "env" $env "volumes" $volumes "mounts" $mounts "version" .Chart.AppVersion
-  "spec" (omit $spec "hash" | toJson) "home" (get $spec.env "HOME" | default "/flk/work" | replace "$" "$$")
-  "checkpoint" (replace "$" "$$" $place) "limits" (or $spec.resources.memory $spec.resources.gpu)
+  "spec" (omit $spec "hash" | toJson) "checkpoint" (replace "$" "$$" $place)
+  "limits" (or $spec.resources.memory $spec.resources.gpu)
   "requests" (or $spec.resources.cpu $spec.resources.memory $spec.resources.gpu) }}
 {{- $template := .Files.Get (printf "files/manifests/%s.yaml" $spec.target) }}
-{{- $objects = tpl $template (merge $values $spec.resources $spec.nodes $spec) | fromYamlArray }}
+{{- $objects = tpl $template (merge $values $spec.resources $spec.nodes (omit $spec "env")) | fromYamlArray }}
 {{- $holder := (first $objects).spec }}
 {{- with $holder.pytorchReplicaSpecs }}{{ $holder = .Worker }}{{ end }}
 {{- range $holder.runtimePatches }}{{ $holder = .trainingRuntimeSpec.template.spec }}{{ end }}

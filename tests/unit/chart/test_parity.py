@@ -108,6 +108,8 @@ JOBS: dict[str, dict[str, Any]] = {
 } | {
     "nothing but a name": {},
     "a volume at two paths, and the checkpoint on it": {"checkpoint": "a:/c", "volumes": ["a:/x", "a:/y"]},
+    "a home and no other variable": {"env": {"HOME": "/x"}},
+    "a home from a secret": {"secrets": {"HOME": "secret:home"}},
     "words that YAML or Kubernetes would change": {
         "command": ["-m", "pkg.train", "1e3", "yes", "", "$(HOME)", "$$", "a b", "é\n", "{{ .Values }}", "0x1f"],
     },

@@ -60,6 +60,16 @@ def test_no_defaults_no_config_map_and_no_job_unless_enabled() -> None:
     assert template({"rbac": {"create": False}}).kinds() == []
 
 
+def test_a_blank_section_is_one_with_its_defaults() -> None:
+    blank = dict.fromkeys(("resources", "nodes", "strategy"))
+    others = ("networkPolicy", "records", "defaults", "podMonitor", "prometheusRule", "dashboard", "trainingRuntime")
+    chart = template({"job": JOB | blank, "rbac": {"subjects": None}, **dict.fromkeys(others)})
+    assert chart.documents == template({"job": JOB}).documents
+    assert template({"job": None}).kinds() == template({}).kinds()
+    policy = template({"networkPolicy": {"enabled": True, "restrictEgress": None}}).one("NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt value": ({"job": {"replicsa": 4}}, "replicsa"),
     "misspelt block": ({"jobs": {}}, "jobs"),
@@ -93,6 +103,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"job": JOB | {"patch": {"spec": {"volumes": []}}}},
         "job.patch.spec.volumes: would replace flk's own, so use job.manifest",
     ),
+    "patch with null": ({"job": JOB | {"patch": {"spec": {"securityContext": None}}}}, "securityContext': got null"),
+    **{
+        f"metrics at port {port}": ({"job": {"env": {"FLK_METRICS_PORT": port}}}, f"'{port}' does not match pattern")
+        for port in ("abc", "0", "70000")
+    },
+    "patch that a TrainJob cannot have": (
+        {"job": JOB | {"target": "trainjob", "patch": {"spec": {"tolerations": [], "hostNetwork": True}}}},
+        "job.patch: a TrainJob cannot set hostNetwork of its pods: choose another job.target",
+    ),
+    "claim of a TrainJob at two paths": (
+        {"job": JOB | {"target": "trainjob", "volumes": ["a:/x"], "checkpoint": "a:/y"}},
+        "job.volumes: a TrainJob cannot mount a at two paths",
+    ),
+    "two volumes at one path": (
+        {"job": JOB | {"volumes": ["a:/x", "b:/x/"]}},
+        "job.volumes: two volumes are mounted at /x",
+    ),
+    "a volume at the path of the checkpoint": (
+        {"job": JOB | {"volumes": ["a:/x"], "checkpoint": "b:/x"}},
+        "job.volumes: two volumes are mounted at /x",
+    ),
+    "torchrun": ({"job": JOB | {"command": ["torchrun", "a.py"]}}, "job.command: begins with the script or with -m"),
+    "Python": ({"job": JOB | {"command": ["/bin/python3.12", "a.py"]}}, "not with /bin/python3.12"),
+    "a manifest that is no YAML": ({"job": {"enabled": True, "manifest": "kind: {\n"}}, "job.manifest: error"),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
 }
