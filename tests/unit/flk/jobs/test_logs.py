@@ -611,9 +611,13 @@ def test_options_that_no_kept_line_answers_are_refused(
     fake.written = {f"gpt-worker-{number}": f"[rank {2 * number}] hello\n" for number in range(2)}
     list(follow(client, "gpt", LogOptions()))
     del fake.objects[PODS]["gpt-worker-1"]
-    if options.previous:
-        shown = [one.text for one in dump(client, "gpt", options)]
-        assert "[rank 2] hello" not in shown
+    fake.objects[PODS]["gpt-worker-0"]["spec"]["containers"].append({"name": "sidecar"})
+    fake.written["gpt-worker-0"] = "[rank 0] from the other container\n"
+    shown = [one.text for one in dump(client, "gpt", options)]
+    assert "[rank 2] hello" not in shown
+    assert shown[-1] == f"gpt-worker-1 is gone; {option}: flk has kept lines of the ranks only"
+    shown = [one.text for one in dump(client, "gpt", LogOptions(container="pytorch"))]
+    assert shown[-1] == "[rank 2] hello"
     fake.delete_all()
     with pytest.raises(UsageError, match=f"^{option}: job gpt is gone, and flk has kept lines of its ranks only"):
         list(dump(client, "gpt", options))
