@@ -42,6 +42,9 @@ _REPEATING: Final = (
 _NUMBERS: Final = re.compile(r"\d+")
 
 
+HAPPENED_LATER: Final = "it happened later: the cause above kept the job from running"
+
+
 @dataclass(frozen=True)
 class Other:
     """Something else that was found, and why it is not the cause."""
@@ -173,7 +176,7 @@ def _other_findings(view: JobView, found: list[Finding]) -> list[Other]:
     others = []
     for finding in found[1:]:
         if finding.code in LATER:
-            why_not = "it happened later: the cause above kept the job from running"
+            why_not = HAPPENED_LATER
         elif view.failed and finding.code in ENDS:
             why_not = "it is a consequence of the cause"
         elif view.failed:

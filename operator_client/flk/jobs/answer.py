@@ -29,6 +29,7 @@ from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
 from flk.health.ending import DELETION
 from flk.health.queue import SUSPENDED
+from flk.health.why import HAPPENED_LATER, Other
 from flk.jobs.state import State, deleted, derive
 from flk.kube import Object
 from flk.kube.connection import cluster_key
@@ -278,18 +279,23 @@ def _read(client: JobClient, name: str, uid: str) -> Answer | None:
 def _after_deletion(kept: _Kept) -> tuple[State, Diagnosis]:
     """Return state and report of a job that is gone. One that had not ended was deleted.
 
-    That is its cause too, unless something else kept it from running.
+    That is its cause too, unless something else kept it from running. Nobody can wait for a job that is gone.
     """
     state, report = kept.state, replace(kept.report, as_of=kept.time)
     if state.finished:
         return state, report
-    cause, summary = report.cause, report.summary
+    job = {"kind": state.kind, "metadata": {"name": state.name, "namespace": state.namespace, "uid": state.uid}}
+    gone = JobView(Observation(job, time=kept.time, gone=kept.time))
+    (deletion,) = [found for row in DELETION if (found := row.finding(gone))]
+    cause, others = report.cause, report.others
     if cause is None or cause.code == SUSPENDED:  # whoever suspends a job does not end it
-        job = {"kind": state.kind, "metadata": {"name": state.name, "namespace": state.namespace, "uid": state.uid}}
-        (deletion,) = DELETION
-        cause = deletion.finding(JobView(Observation(job, time=kept.time, gone=kept.time)))
-        summary = cause.sentence if cause else summary
-    report = replace(report, cause=cause, summary=summary, known=True, stuck=False)
+        cause, summary = deletion, deletion.sentence
+    else:
+        summary = report.summary
+        others = [Other(deletion.sentence, HAPPENED_LATER, code=deletion.code), *others]
+        if cause.resolves_itself:
+            cause = replace(cause, remedy=deletion.remedy, resolves_itself=False)
+    report = replace(report, cause=cause, summary=summary, known=True, stuck=False, others=others)
     return replace(deleted(state, now=kept.time), cause=cause), report
 
 

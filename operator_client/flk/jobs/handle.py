@@ -1,4 +1,4 @@
-"""JobHandle: one job for Python programs and notebooks, with methods that have the names of the commands."""
+"""JobHandle: one job for Python programs, with methods that have the names of the commands."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class JobHandle:
-    """A job in a cluster. All methods are about the job with this ``uid``, and not about another one of its name.
-
-    In a notebook, a handle shows the job's state as a table.
-    """
+    """A job in a cluster. All methods are about the job with this ``uid``, and not about another one of its name."""
 
     client: JobClient
     name: str

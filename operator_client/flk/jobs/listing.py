@@ -189,8 +189,10 @@ def look_at_all(
 
 def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
     """Return the jobs that exist, each with its pods."""
-    every = client.list_jobs()
-    meant = {
-        job: listed for job in jobs for listed in every if listed["metadata"]["name"] == job.name and job.means(listed)
-    }
+    by_name: dict[str, list[Object]] = defaultdict(list)
+    for listed in client.list_jobs():
+        by_name[listed["metadata"]["name"]].append(listed)
+    # Jobs of several kinds may have a name: the first one is meant, as where one job is looked for.
+    found = {job: next((listed for listed in by_name[job.name] if job.means(listed)), None) for job in jobs}
+    meant = {job: listed for job, listed in found.items() if listed is not None}
     return dict(zip(meant, with_pods(client, [*meant.values()]), strict=True))

@@ -70,6 +70,7 @@ class LiveJob:
     def note_state(self, state: State) -> None:
         """Take a new state, and note as events what is new in it: the phase, attempts, and phases of pods."""
         before, self.state = self.state, state
+        self._outage = None
         now = self._client.now()
         if state.phase != before.phase:
             self._add(now, f"the job is {state.headline}")
@@ -99,8 +100,8 @@ class LiveJob:
                     self._outage = None
                 except FlkError as error:
                     self.missing = str(error)
-                    if isinstance(error, UnreachableError):
-                        self._outage = self._outage or (time.monotonic(), str(error))
+                    silent = isinstance(error, UnreachableError)
+                    self._outage = (self._outage or (time.monotonic(), str(error))) if silent else None
                 self.changed.set()
             every = EVERY_LOG if self.missing else EVERY
             self._closed.wait(max(every, SHARE * (time.monotonic() - began)))

@@ -1,8 +1,8 @@
-"""The program that `flk profile` runs beside a rank: it asks the rank for a profile, or py-spy for its stacks.
+"""The program that `flk profile` runs beside a rank: it asks the rank for a profile.
 
 It prints one object of JSON: what `flk_runtime.profiling.rank` answers, or ``error`` and ``detail``. The errors are
-those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does not answer), ``ended``, ``old`` (its flk
-knows no profiles), ``no py-spy`` and ``py-spy``.
+those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does not answer), ``ended`` and ``old`` (its
+flk knows no profiles).
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
-import struct
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the rank says that it has the request
-_PY_SPY_TIMEOUT: Final = 30.0  # seconds that py-spy may take longer than it records
 
 
 def main(text: str) -> None:
     """Print the answer to a request.
 
     ``text`` is a request as JSON: ``folders`` (where launchers keep their files, as a pattern), ``local_rank``,
-    ``arguments`` for the rank, and ``source``, the program that the rank executes, or ``seconds`` of stacks.
+    ``arguments`` for the rank, and ``source``, the program that the rank executes.
     """
     request = json.loads(text)
     connection = _connected(request)
@@ -35,7 +31,7 @@ def main(text: str) -> None:
         answer = {"error": "absent"}
     else:
         with connection:
-            answer = _stacks(connection, request) if "seconds" in request else _profile(connection, request)
+            answer = _profile(connection, request)
     print(json.dumps(answer))
 
 
@@ -70,29 +66,6 @@ def _profile(connection: socket.socket, request: dict[str, Any]) -> dict[str, An
         return {"error": "ended"}
     answer: dict[str, Any] = json.loads(last) if last else {"error": "ended"}
     return answer
-
-
-def _stacks(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
-    """Have py-spy record the stacks of the rank's process as a flame graph."""
-    program = shutil.which("py-spy")
-    if program is None:
-        return {"error": "no py-spy"}
-    # The kernel knows the process, also if that does not answer.
-    size = struct.calcsize("3i")
-    process = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
-    path = os.path.join(os.getcwd(), f"stacks-{os.getpid()}.svg")
-    seconds = request["seconds"]
-    command = [program, "record", "--idle", "--pid", str(process), "--duration", str(seconds), "--output", path]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=seconds + _PY_SPY_TIMEOUT
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": "py-spy", "detail": f"it has not ended after {seconds + _PY_SPY_TIMEOUT:.0f} seconds"}
-    if done.returncode or not os.path.exists(path):
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return {"error": "py-spy", "detail": lines[-1] if lines else f"exit code {done.returncode}"}
-    return {"files": [path], "process": process}
 
 
 if __name__ == "__main__":

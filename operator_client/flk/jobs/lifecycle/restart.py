@@ -31,7 +31,7 @@ from flk.jobs.lifecycle.suspension import (
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import view_job
-from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES
+from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES, WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
@@ -41,6 +41,9 @@ from flk_runtime.contract import pod_env
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
+_KUEUE: Final = "kueue.x-k8s.io/"
+_OF_USERS: Final = "kueue.x-k8s.io/podset-"  # annotations of a template by which a user asks for a topology
+_PROVISIONING: Final = ("/consume-provisioning-request", "/provisioning-class-name")
 _KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
 _NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -132,9 +135,7 @@ def _recreate(client: JobClient, job: Object, timeout: float | None, report: Cal
     job exists.
     """
     name = job["metadata"]["name"]
-    if queue_of(job):
-        report("the nodes that Kueue has chosen for it are kept")
-    own = _manifest(job, new_submission=True)
+    own = _manifest(_as_queued(client, job, report), new_submission=True)
     _say_restarted(own["spec"])
     name_secret(own)  # as for a job that kubectl creates, which the file is for
     manifests = [own, *map(_manifest, _owned_by(client, job))]
@@ -164,6 +165,44 @@ def _recreate(client: JobClient, job: Object, timeout: float | None, report: Cal
         raise
     path.unlink(missing_ok=True)
     return str(created["metadata"]["uid"])
+
+
+def _as_queued(client: JobClient, job: Object, report: Callable[[str], None]) -> Object:
+    """Return the job without what Kueue added to its pod templates when it admitted the job.
+
+    Kueue takes back its additions when it stops a job, but not when the job ends. It never starts a job whose
+    template names another Workload. Node selectors and tolerations become those of the job's Workload, if there is one.
+    """
+    if not queue_of(job):
+        return job
+    selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={job['metadata']['uid']}"}
+    try:
+        workloads = client.api.list_all(client.target(WORKLOADS), selector)[0]
+    except ApiError:
+        workloads = []
+    if not workloads:
+        report("its Workload cannot be read, so the nodes that Kueue has chosen for it are kept")
+    job = copy.deepcopy(job)
+    templates = [role.template for role in target_of(job).replicas(job).values() if role.template.get("spec")]
+    for template in templates:
+        metadata, spec = template.get("metadata") or {}, template["spec"]
+        for part in ("labels", "annotations"):
+            if part in metadata:
+                metadata[part] = {key: value for key, value in metadata[part].items() if not _is_added(key)}
+        gates = [gate for gate in spec.pop("schedulingGates", None) or [] if not gate["name"].startswith(_KUEUE)]
+        if gates:
+            spec["schedulingGates"] = gates
+    for template, pods in zip(templates, workloads[0]["spec"]["podSets"] if workloads else [], strict=False):
+        for key in ("nodeSelector", "tolerations"):
+            template["spec"].pop(key, None)
+            if before := pods["template"]["spec"].get(key):
+                template["spec"][key] = before
+    return job
+
+
+def _is_added(key: str) -> bool:
+    """Return whether Kueue adds this label or annotation to a pod template."""
+    return key.endswith(_PROVISIONING) or (key.startswith(_KUEUE) and not key.startswith(_OF_USERS))
 
 
 def _owned_by(client: JobClient, job: Object) -> list[Object]:

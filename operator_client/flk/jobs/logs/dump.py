@@ -90,8 +90,11 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     if pods and not shown and all(phase_of(pod) == "Pending" for pod in pods):
         yield LogLine(f"there is no line yet: job {name} is {state.headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
-    known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last and options.of_ranks else []
-    if last and known:
+    known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last else []
+    if known and (option := _unanswered(chosen)):
+        verb = "is" if len(known) == 1 else "are"
+        yield LogLine(f"{in_short(known)} {verb} gone; {option}: flk has kept lines of the ranks only", note=True)
+    elif last and known:
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
         when = last.as_of(client.now())
         yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines, {when}", note=True)
@@ -108,12 +111,18 @@ def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[L
     """
     target = next((target for target in TARGETS.values() if target.kind == last.state.kind), DEFAULT)
     name = last.state.name
-    if options.previous or options.container not in ("", target.container):
-        option, command = "--previous" if options.previous else "--container", client.commands.flk("logs", name)
-        problem = f"{option}: job {name} is gone, and flk has kept lines of its ranks only"
-        raise UsageError(problem, hint=f"{command} shows them")
     chosen = LineFilter(options, name, last.pods, target, 0)
+    if option := _unanswered(chosen):
+        problem = f"{option}: job {name} is gone, and flk has kept lines of its ranks only"
+        raise UsageError(problem, hint=f"{client.commands.flk('logs', name)} shows them")
     return chosen, sorted(filter(lambda pod: chosen.wants_index(chosen.index_of(pod)), last.lines), key=chosen.index_of)
+
+
+def _unanswered(chosen: LineFilter) -> str:
+    """Return the option that kept lines do not answer; empty if there is none."""
+    if chosen.options.previous:
+        return "--previous"
+    return "--container" if chosen.options.container not in ("", chosen.container) else ""
 
 
 def kept_lines(client: JobClient, last: Answer, chosen: LineFilter, pod: str) -> Iterator[LogLine]:

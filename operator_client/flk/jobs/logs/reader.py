@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
@@ -199,22 +201,40 @@ AT_ONCE: Final = 8  # such logs that are read at once
 _LAST_ROUND: Final = 1.0  # seconds between two requests for such a log when the job has ended
 
 
-class PodPoller(threading.Thread):
-    """A thread that asks for new lines of one pod now and then, and holds no connection in between.
+class PodPollers:
+    """A few threads that ask for new lines of many pods in turn, and hold no connection in between.
 
-    Once ``ended`` is set it asks often: the job has ended, and only the last lines are missing.
+    Once ``ended`` is set they ask often: the job has ended, and only the last lines are missing.
     """
 
-    _turns = threading.BoundedSemaphore(AT_ONCE)
+    def __init__(self, closed: threading.Event, ended: threading.Event) -> None:
+        self._closed, self._ended = closed, ended
+        self._asked: queue.Queue[tuple[PodLog, float]] = queue.Queue()  # each with the time of its last request
+        self._threads = 0
 
-    def __init__(self, log: PodLog, closed: threading.Event, ended: threading.Event) -> None:
-        super().__init__(daemon=True, name=f"flk-poll-{log.name}")
-        self._log, self._closed, self._ended = log, closed, ended
-        self.start()
+    def add(self, log: PodLog) -> None:
+        """Begin to read a log."""
+        self._asked.put((log, -math.inf))
+        if self._threads < AT_ONCE:
+            self._threads += 1
+            threading.Thread(target=self._run, daemon=True, name=f"flk-poll-{self._threads}").start()
 
-    def run(self) -> None:
-        while not (self._closed.is_set() or self._log.complete):
-            with self._turns:
-                self._log.read(follow=False)
-            if self._ended.wait(ROUND):
-                self._closed.wait(_LAST_ROUND)
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                log, asked = self._asked.get(timeout=_LAST_ROUND)
+            except queue.Empty:
+                continue
+            self._await_turn(asked)
+            log.read(follow=False)
+            if not log.complete:
+                self._asked.put((log, monotonic()))
+
+    def _await_turn(self, asked: float) -> None:
+        """Wait until a log is due that was requested at that time."""
+        while not self._closed.is_set():
+            ended = self._ended.is_set()
+            left = asked + (_LAST_ROUND if ended else ROUND) - monotonic()
+            if left <= 0:
+                return
+            (self._closed if ended else self._ended).wait(left)

@@ -1,9 +1,9 @@
 """Follow the logs of all pods of a job: one merged stream that ends with the job.
 
 One thread watches the job and starts a reader for each pod, the readers put lines into a queue, and the caller's thread
-takes them out, so that a slow terminal holds up no watch. The end is the hard part: a job has ended before its last
-lines have come, since each kubelet hands them on in its own time. So the stream goes on as long as more logs become
-complete, and then says which ones may be cut.
+takes them out, so that a slow terminal holds up no watch. A few threads read the logs of pods beyond a limit in turn.
+The end is the hard part: a job has ended before its last lines have come, since each kubelet hands them on in its own
+time. So the stream goes on as long as more logs become complete, and then says which ones may be cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 from flk.errors import WaitTimeoutError
 from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, answer_of, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
-from flk.jobs.logs.reader import ROUND, PodLog, PodPoller, PodReader
+from flk.jobs.logs.reader import ROUND, PodLog, PodPollers, PodReader
 from flk.jobs.state import Phase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
@@ -107,6 +107,7 @@ class _Merger:
         self._logs: dict[str, PodLog] = {}  # by the pods' UIDs
         self._readers: list[PodReader] = []
         self._job_ended = threading.Event()
+        self._pollers = PodPollers(self._closed, self._job_ended)
         self._names: set[str] = set()  # of pods whose log is or was read
         self._noted: set[str] = set()  # notes that are given once
         self._record: JobRecord | None = None  # the last one in the logs
@@ -201,7 +202,7 @@ class _Merger:
                 f"following the logs of {plural(FOLLOWED, 'pod')}; lines of other pods come every {ROUND:g} s. --rank "
                 "and --pod choose pods",
             )
-            PodPoller(log, self._closed, self._job_ended)
+            self._pollers.add(log)
 
     def _await_last_lines(self) -> None:
         """Wait until all logs are complete, as long as more of them comes. Lines of pods that run on do not count."""

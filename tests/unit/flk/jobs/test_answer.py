@@ -64,8 +64,32 @@ def test_every_answer_is_read_as_it_was_given(fake: FakeApiServer, client: JobCl
     if not said.state.finished:
         said = answer_of(JobView(replace(said.view.seen, gone=said.time)))
         assert said.state.phase == Phase.DELETED
-    assert (last.report.cause, last.report.summary) == (said.report.cause, said.report.summary)
+    told, given = last.report, said.report
+    assert (told.summary, told.cause and told.cause.code) == (given.summary, given.cause and given.cause.code)
     assert (last.state.phase, last.state.failure) == (said.state.phase, said.state.failure)
+
+
+@pytest.mark.parametrize(("which", "remedy"), [("queued", "submit it again"), ("image missing", "the image")])
+def test_the_cause_of_a_job_that_was_deleted_is_told_with_its_deletion(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str], which: str, remedy: str
+) -> None:
+    jobs.add(fake, which)
+    assert main(["why", "gpt", "-o", "json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    fake.delete_all()
+    assert main(["why", "gpt", "-o", "json"]) == 103
+    after = json.loads(capsys.readouterr().out)
+    assert (after["code"], after["summary"]) == (before["code"], before["summary"])
+    assert (after["others"][0]["code"], after["others"][0]["text"]) == (
+        "Deleted",
+        "the job was deleted before it had ended",
+    )
+    assert remedy in after["cause"]["remedy"]
+    assert main(["why", "gpt"]) == 103
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the job was deleted before it had ended" in told
+    assert "flk wait" not in told
+    assert "resolve by itself" not in told
 
 
 @pytest.mark.parametrize("command", ["submit", "status", "why", "wait", "logs"])

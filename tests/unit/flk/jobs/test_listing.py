@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from flk.observe.view import JobView
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import Standstill
 from tests.support import recorded
-from tests.support.api_server import EVENTS, FakeApiServer
+from tests.support.api_server import BATCH, EVENTS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.observe.test_needs import pending_workload
@@ -94,6 +95,19 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     run("list", "-A")
     workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
     assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_name_means_the_same_one_of_two_kinds_alone_and_among_many(fake: FakeApiServer, run: Run, count: int) -> None:
+    for number in range(count):
+        JobBuilder(1, name=f"a-{number}").all("pod").condition("Running").add_to(fake)
+    another = deepcopy(JobBuilder(1, name="a-0").job)
+    another |= {"apiVersion": "batch/v1", "kind": "Job", "spec": {"suspend": True, "template": {"spec": {}}}}
+    fake.objects[BATCH] = {"a-0": another}
+    _, stdout, _ = run("status", *(f"a-{number}" for number in range(count)), "-o", "json")
+    told = json.loads(stdout)
+    first = told["items"][0] if "items" in told else told
+    assert (first["kind"], first["phase"]) == ("PyTorchJob", "Running")
 
 
 def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiServer, run: Run) -> None:

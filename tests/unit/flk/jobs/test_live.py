@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk.errors import UnreachableError
+from flk.errors import ApiError, FlkError, UnreachableError
 from flk.jobs import live as module
 from flk.jobs.live import LiveJob
 from flk.jobs.state import Phase, State
@@ -86,6 +86,27 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(live: Callable[..., LiveJob
         job.close()
     assert job.outage.endswith("this is the last one: connection refused")
     assert job.state.name == "gpt"
+
+
+@pytest.mark.parametrize("news", [ApiError("the pod is gone"), State])
+def test_an_outage_ends_with_any_answer(live: Callable[..., LiveJob], news: ApiError | type[State]) -> None:
+    errors: list[FlkError] = [UnreachableError("connection refused")]
+
+    def refuse(*_: object) -> tuple[Telemetry, str]:
+        raise errors[-1]
+
+    job = live(refuse)
+    for _ in range(2):
+        job._closed = OneRound()  # type: ignore[assignment]
+        job._measure()
+        assert job.outage
+    if isinstance(news, ApiError):
+        errors.append(news)
+        job._closed = OneRound()  # type: ignore[assignment]
+        job._measure()
+    else:
+        job.note_state(job.state)
+    assert job.outage == ""
 
 
 class OneRound:

@@ -21,7 +21,7 @@ from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs.answer import last_answer
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
-from flk.jobs.logs.reader import PodLog, PodReader
+from flk.jobs.logs.reader import AT_ONCE, PodLog, PodReader
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
@@ -436,6 +436,14 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flk.jobs.logs.stream.FOLLOWED", 5)
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
     add_job(fake, 60)
     for number in range(60):
         fake.written[f"gpt-worker-{number}"] = "".join(f"[rank {2 * number}] {step}\n" for step in range(20))
@@ -443,8 +451,9 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     for number in range(60):
         of_rank = [line.message for line in found if line.rank == 2 * number]
         assert of_rank == [str(step) for step in range(20)]
-    (note,) = [line.text for line in found if line.note]
-    assert note == "following the logs of 5 pods; lines of other pods come every 20 s. --rank and --pod choose pods"
+    assert len([name for name in started if name.startswith("flk-poll")]) == AT_ONCE
+    (told,) = [line.text for line in found if line.note]
+    assert told == "following the logs of 5 pods; lines of other pods come every 20 s. --rank and --pod choose pods"
 
 
 def test_lines_know_their_rank_pod_time_and_attempt(fake: Any, client: JobClient) -> None:
@@ -602,9 +611,13 @@ def test_options_that_no_kept_line_answers_are_refused(
     fake.written = {f"gpt-worker-{number}": f"[rank {2 * number}] hello\n" for number in range(2)}
     list(follow(client, "gpt", LogOptions()))
     del fake.objects[PODS]["gpt-worker-1"]
-    if options.previous:
-        shown = [one.text for one in dump(client, "gpt", options)]
-        assert "[rank 2] hello" not in shown
+    fake.objects[PODS]["gpt-worker-0"]["spec"]["containers"].append({"name": "sidecar"})
+    fake.written["gpt-worker-0"] = "[rank 0] from the other container\n"
+    shown = [one.text for one in dump(client, "gpt", options)]
+    assert "[rank 2] hello" not in shown
+    assert shown[-1] == f"gpt-worker-1 is gone; {option}: flk has kept lines of the ranks only"
+    shown = [one.text for one in dump(client, "gpt", LogOptions(container="pytorch"))]
+    assert shown[-1] == "[rank 2] hello"
     fake.delete_all()
     with pytest.raises(UsageError, match=f"^{option}: job gpt is gone, and flk has kept lines of its ranks only"):
         list(dump(client, "gpt", options))
