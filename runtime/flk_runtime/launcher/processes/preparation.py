@@ -203,7 +203,7 @@ def _killed_by_signals(group: int) -> Iterator[None]:
 
     def end(number: int, frame: object) -> None:
         host.kill_group(group)
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
         os.kill(os.getpid(), number)
 
     for number in before:
