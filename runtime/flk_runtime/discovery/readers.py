@@ -26,6 +26,8 @@ START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m 
 _STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
 # In a job of Slurm, MPI starts rank 0 on the first host of the job; its daemons are a step on the other hosts.
 _HOSTS = ("SLURM_JOB_NODELIST",)
+# Hydra starts its daemons with srun in a job of Slurm, so each mpiexec has a step of its own.
+_HYDRA = ("PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
@@ -151,11 +153,11 @@ LAUNCHERS = (
     ),
     Launcher(  # MVAPICH2
         "mpich", "MV2_COMM_WORLD_RANK", read_numbers, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID",), hosts=_HOSTS,
+        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=_HYDRA, hosts=_HOSTS,
     ),
     Launcher(  # MPICH, Intel MPI
         "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",
-        start_id=("PMI_JOBID",), hosts=_HOSTS,
+        start_id=_HYDRA, hosts=_HOSTS,
     ),
     Launcher(
         "slurm", "SLURM_STEP_ID", read_slurm, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",
