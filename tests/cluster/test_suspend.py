@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flk as api
-from flk.jobs.lifecycle import create_job
+from flk.jobs.lifecycle import creation
 from flk.jobs.submission import prepare
 from flk.observe.client import JobClient
 from tests.support.commands import WITHOUT_TORCH
@@ -36,8 +36,9 @@ def test_submission_that_is_killed_holds_no_node(
     def kill(job: object) -> list[Any]:
         raise Killed
 
+    monkeypatch.setattr(creation, "objects_with_uid", kill)
     with pytest.raises(Killed):
-        create_job(submission.client, submission.manifests, kill)
+        creation.create_job(submission.client, submission.manifests)
     kubectl("wait", "--for=condition=Suspended", "pytorchjob/killed", "--timeout=60s")
     assert kubectl("get", "pods", "-o", "name") == ""
 

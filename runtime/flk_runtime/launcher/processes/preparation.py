@@ -105,14 +105,17 @@ class Preparation:
         try:
             import venv
 
-            has_pip = importlib.util.find_spec("pip") is not None
-            venv.EnvBuilder(system_site_packages=True, symlinks=True, with_pip=not has_pip).create(folder)
+            venv.EnvBuilder(system_site_packages=True, symlinks=True).create(folder)
+            # The image's Python may be in a virtual environment itself, whose packages the new one would not see.
+            seen = [path for path in sys.path if path.endswith(_SITES)]
+            (self._site / "image.pth").write_text("".join(f"{path}\n" for path in seen))
+            python = str(folder / "bin" / "python")
+            if importlib.util.find_spec("pip") is None:
+                # Once the image's packages are seen: ensurepip would put its old setuptools in front of theirs.
+                subprocess.run([python, "-m", "ensurepip"], check=True, capture_output=True, stdin=subprocess.DEVNULL)
         except (ImportError, OSError, subprocess.SubprocessError) as error:
             raise PreparationError(f"{sys.executable} cannot make a virtual environment with pip: {error}") from error
-        # The image's Python may be in a virtual environment itself, whose packages the new one would not see.
-        seen = [path for path in sys.path if path.endswith(_SITES)]
-        (self._site / "image.pth").write_text("".join(f"{path}\n" for path in seen))
-        return str(folder / "bin" / "python")
+        return python
 
     @property
     def _site(self) -> Path:
