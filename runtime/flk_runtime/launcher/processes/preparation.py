@@ -35,6 +35,8 @@ from flk_runtime.system import host
 
 _RETRIES = "10"  # times that pip asks an index again that does not answer, with pauses: for about four minutes
 _UNREACHED = re.compile("after connection broken by|Could not fetch URL")  # what pip says of an index that is not there
+# Reasons that an index did not cause, although pip may have asked one in vain before.
+_FINAL = re.compile("from versions: (?!none)|DO NOT MATCH THE HASHES|--require-hashes|subprocess-exited-with-error")
 _KEPT = 200  # last lines of a command, in which its reason is looked for
 _SHOWN = 20  # of them that a record has
 _POLL = 1.0  # seconds
@@ -93,9 +95,10 @@ class Preparation:
             words.append("--no-cache-dir")  # it would be in the pod, where nothing reads it again
         code, lines = self._call([*words, *requirements], "pip")
         if code:
-            cut = next((line for line in lines if _UNREACHED.search(line)), None)
-            kind = Kind.UNPREPARED if cut else Kind.USAGE
-            raise PreparationError(f"pip cannot install the packages: {cut or _reason(lines)}", lines, kind)
+            unreached = next((line for line in lines if _UNREACHED.search(line)), None)
+            if unreached is None or any(_FINAL.search(line) for line in lines):
+                raise PreparationError(f"pip cannot install the packages: {_reason(lines)}", lines)
+            raise PreparationError(f"pip cannot install the packages: {unreached}", lines, Kind.UNPREPARED)
         self._log(f"installed packages in {time.monotonic() - begin:.0f} s")
 
     def _environment(self) -> str:

@@ -100,6 +100,25 @@ def test_a_failed_pip_ends_the_job_with_its_last_lines(pod: Pod, said: str, mess
     )
 
 
+BROKEN = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (BROKEN + MISSING.format(versions="none"), Kind.UNPREPARED),
+        (BROKEN + MISSING.format(versions="1, 2"), Kind.USAGE),
+        (BROKEN + "error: subprocess-exited-with-error\n", Kind.USAGE),
+    ],
+)
+def test_an_index_is_the_reason_only_where_pip_has_found_nothing(pod: Pod, said: str, kind: Kind) -> None:
+    (pod.work / "said").write_text(said)
+    pod.pip(f"cat {pod.work}/said; exit 1")
+    error = pod.failure(PIP="a==9")
+    assert error.kind == kind
+    assert ("connection broken" in str(error)) is (kind == Kind.UNPREPARED)
+
+
 def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) -> None:
     pod.prepare(SETUP="echo x >> ran; sleep 60 >/dev/null 2>&1 & echo $! > left")
     os.kill(int((pod.work / "left").read_text()), signal.SIGKILL)  # what it leaves in the background lives on
