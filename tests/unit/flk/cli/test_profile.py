@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,12 @@ def test_an_interrupted_profile_does_not_keep_the_process(cluster: Cluster, monk
 
     def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
         asking.append(threading.current_thread())
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        main, before = threading.main_thread().ident or 0, None
+        # A signal that comes just before the main thread blocks does not wake it: Python looks for signals before.
+        while (frame := sys._current_frames()[main]) is not before:
+            before = frame
+            ended.wait(0.05)
+        signal.pthread_kill(main, signal.SIGINT)
         ended.wait()
         raise ApiError("the test is over")
 
