@@ -88,11 +88,6 @@ def python(text: str) -> list[str]:
     return ["python3", "-c", text]
 
 
-def taking(**resources: str) -> Object:
-    """A container that requests these resources."""
-    return {"resources": {"requests": {**SMALL["requests"], **resources}}}
-
-
 def env_from(source: Object) -> Object:
     """A container with a variable from this source."""
     return {"env": [{"name": "TOKEN", "valueFrom": source}]}

@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "submit": ("flk.cli.submit", "Train in a cluster", "Start"),
     "run": ("flk.cli.submit", "Train on this machine, in the environment of the pods", "Start"),
     "init": ("flk.cli.submit", "Write a commented flk.yaml to start from", "Start"),
-    "render": ("flk.cli.submit", "Print the manifests that submit would create", "Start"),
+    "render": ("flk.cli.submit", "Print the manifests of a job", "Start"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended", "See"),
     "logs": ("flk.cli.logs", "Show what every rank prints", "See"),
     "list": ("flk.cli.list", "List jobs", "See"),

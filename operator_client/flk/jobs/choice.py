@@ -24,15 +24,15 @@ _LAST: Final = "job"  # the target that every cluster serves
 T = TypeVar("T")
 
 
-def first_that_fits(client: JobClient, job: Job, made: Callable[[Job], T]) -> T:
-    """Return what ``made`` makes of the job with the first target and gang that can express it.
+def first_that_fits(client: JobClient, job: Job, render: Callable[[Job], T]) -> T:
+    """Return what ``render`` makes of the job with the first target and gang that can express it.
 
-    ``made`` raises UsageError where a target cannot express the job. Raises the error of the first target if none can.
+    ``render`` raises UsageError where a target cannot express the job. If none can, the first error is raised.
     """
     refusals: list[UsageError] = []
     for name in targets(client, job.target, job.queue):
         try:
-            return made(with_gang(client, job.changed(target=name)))
+            return render(with_gang(client, job.changed(target=name)))
         except UsageError as error:
             refusals.append(error)
     raise refusals[0]
@@ -48,7 +48,7 @@ def targets(client: JobClient, target: str | None, queue: str | None) -> Iterato
         yield target
         return
     managed = _managed(client) if queue else []
-    usable = [name for name, target in TARGETS.items() if not managed or target.framework in managed]
+    usable = [name for name, adapter in TARGETS.items() if not managed or adapter.framework in managed]
     for name in usable:
         if name == _LAST or (_serves(client, RESOURCES[name]) and (name != "trainjob" or _has_runtime(client))):
             yield name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from flk.kube import Object
-from flk.labels import JOB
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
@@ -16,18 +14,10 @@ from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
-_LABEL: Final = re.compile(r"metadata\.labels\['(.*)'\]")  # the path of a field
-_REFERENCE: Final = re.compile(r"\$\(([\w.-]+)\)")  # to a variable that stands before this one
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 # Executes a command that finds the programs of the job's packages first, and the packages by their Python.
 _WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
-
-
-def job_of(pod: Object) -> tuple[str, str]:
-    """Return the namespace of a pod, and the name of its job; empty if it is not of flk."""
-    meta = pod["metadata"]
-    return str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(JOB) or "")
 
 
 def missing_pod(

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from flk.kube import ConnectionOptions, Resource, set_connection_options
+from flk.kube import ConnectionOptions, set_connection_options
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
-
-REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 
 @pytest.fixture(autouse=True)
