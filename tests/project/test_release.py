@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flk.spec.job import DEFAULT_IMAGE
 from flk_runtime.contract import VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +79,7 @@ esac
     return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "HERE": str(tmp_path)}
 
 
-def test_the_images_that_were_saved_are_pushed_under_the_names_that_the_client_uses(
+def test_the_images_that_were_saved_are_pushed_under_their_names(
     docker: dict[str, str], tmp_path: Path
 ) -> None:
     program = [ROOT / "docker" / "release"]
@@ -88,7 +87,7 @@ def test_the_images_that_were_saved_are_pushed_under_the_names_that_the_client_u
     subprocess.run([*program, "push", "images"], cwd=tmp_path, env=docker, check=True, capture_output=True)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call for call in calls if call.startswith("push")] == [
-        f"push --quiet {image}" for image in DEFAULT_IMAGE.values()
+        f"push --quiet flktrain/flk:{VERSION}-{kind}" for kind in ("cpu", "cuda")
     ]
     (tmp_path / "calls").unlink()
     (tmp_path / "identity").write_text("sha256:another\n")

@@ -28,12 +28,11 @@
 {{- range $key, $value := omit ($job.resources | default dict) "gpu" }}
 {{- with $value }}{{ $_ := set $resources $key (include "flk.text" .) }}{{ end }}
 {{- end }}
-{{- $image := printf "flktrain/flk:%s-%s" .Chart.AppVersion (empty $resources.gpu | ternary "cpu" "cuda") }}
 {{- $env := $job.env | default dict }}
 {{- if (.Values.podMonitor).enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
 {{- $tolerations := concat (($job.nodes).tolerations | default list) ((.Values.defaults).tolerations | default list) }}
 {{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" ($job.strategy | default "ddp")
-  "image" ($job.image | default (.Values.defaults).image | default $image) "replicas" ($job.replicas | default 1)
+  "image" ($job.image | default (.Values.defaults).image | default "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime") "replicas" ($job.replicas | default 1)
   "processes" ($job.processes | default $resources.gpu | default 1) "checkpoint" $job.checkpoint
   "queue" ($job.queue | default (.Values.defaults).queue) "volumes" $job.volumes
   "records" ((.Values.defaults).records | default (include "flk.records" .)) }}

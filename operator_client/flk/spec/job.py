@@ -17,10 +17,9 @@ from flk.spec.fields import Elastic
 from flk.spec.hardware import fabrics
 from flk.spec.table import JobOptions
 from flk.spec.validation import check_all, usage_error
-from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract import user_env
 from flk_runtime.contract.options import AUTO, DILOCO, parse_preflight
 
-DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
 
@@ -164,8 +163,8 @@ class Job(JobOptions):
 
     @property
     def image_or_default(self) -> str:
-        """The image that the pods run: the job's own, or flk's image for CPUs or GPUs."""
-        return self.image or DEFAULT_IMAGE["cuda" if self.resources.gpu else "cpu"]
+        """The image that the pods run: the job's own, or a public one."""
+        return self.image or names.DEFAULT_IMAGE
 
     @property
     def target_or_default(self) -> str:

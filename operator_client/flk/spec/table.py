@@ -44,7 +44,7 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.hardware import fabrics
-from flk.spec.names import DEFAULT_TARGET, NO_GANG, TARGETS
+from flk.spec.names import DEFAULT_IMAGE, DEFAULT_TARGET, NO_GANG, TARGETS
 from flk.spec.options import Form, Option
 from flk.spec.parts import DiLoCo, Nodes, PodSettings, Resources
 from flk.units import duration_text
@@ -66,9 +66,9 @@ class JobOptions(StrictModel):
         Option(
             "IMAGE",
             example="team/train:1.0",
-            empty="defaults.image, else flk's own image for CPUs or GPUs",
+            empty=f"defaults.image, else {DEFAULT_IMAGE}",
         ),
-    ] = Field(default=None, description="container image with torch; left out: $FLK_IMAGE, else flk's own image")
+    ] = Field(default=None, description=f"container image with torch; left out: $FLK_IMAGE, else {DEFAULT_IMAGE}")
     image_pull_policy: Annotated[
         PullPolicy | None,
         Option("POLICY", example=PULL_POLICIES[0]),

@@ -20,6 +20,7 @@ from flk.__main__ import PIPE_CLOSED, main
 from flk.errors import FlkError, JobFailedError
 from flk.spec import overlay
 from flk.spec.job import Job
+from flk.spec.names import DEFAULT_IMAGE
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.failure import ExitCode
@@ -192,8 +193,7 @@ def test_the_image_comes_from_flag_then_file_then_environment(run: Run, monkeypa
         return str(template["Worker"]["template"]["spec"]["containers"][0]["image"])
 
     Path("train.py").touch()
-    assert image() == f"flktrain/flk:{VERSION}-cpu"
-    assert image("--gpu", "1") == f"flktrain/flk:{VERSION}-cuda"
+    assert image() == DEFAULT_IMAGE
     monkeypatch.setenv("FLK_IMAGE", "environment")
     assert image() == "environment"
     Path("flk.yaml").write_text("image: file\n")

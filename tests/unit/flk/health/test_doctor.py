@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,22 @@ def deployment(replicas: int = 1, ready: int = 1, image: str = "training-operato
     }
 
 
-def node(name: str = "a", *, taints: Any = (), labels: Any = (), **allocatable: str) -> dict[str, Any]:
+def node(
+    name: str = "a", *, taints: Any = (), labels: Any = (), images: Sequence[str] = (), **allocatable: str
+) -> dict[str, Any]:
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **allocatable}
     return {
         "metadata": {"name": name, "labels": dict(labels)},
         "spec": {"taints": list(taints)},
-        "status": {"allocatable": amounts},
+        "status": {"allocatable": amounts, "images": [{"names": [image]} for image in images]},
     }
+
+
+def waiting_for(image: str) -> dict[str, Any]:
+    """A pod of another namespace that cannot pull an image."""
+    waiting = {"reason": "ErrImagePull", "message": "lookup docker.io: no such host"}
+    status = {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]}
+    return {"metadata": {"name": "other-0", "namespace": "other"}, "spec": {"containers": []}, "status": status}
 
 
 GPUS = {"nvidia.com/gpu": "8"}
@@ -183,6 +193,27 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(2),
         Level.OK,
         "fits into 1 quota",
+    ),
+    "image on the nodes": (
+        "image",
+        {"nodes": [node("a", images=["docker.io/team/torch:2"]), node("b")]},
+        pods(container={"image": "team/torch:2"}),
+        Level.OK,
+        "docker.io/team/torch:2 is on 1 of 2 nodes; the others pull it from docker.io",
+    ),
+    "image that another job's pod cannot pull": (
+        "image",
+        {"running": [waiting_for("docker.io/library/torch:latest")]},
+        pods(container={"image": "torch"}),
+        Level.WARNING,
+        "pod other-0 in namespace other cannot pull docker.io/library/torch:latest: lookup docker.io: no such host",
+    ),
+    "images of nodes that the user may not list": (
+        "image",
+        {"nodes": FORBIDDEN},
+        pods(container={"image": "torch"}),
+        Level.UNKNOWN,
+        "cannot list the nodes, which tell their images: no permission",
     ),
     "pods that the user may not create": (
         "admission",
