@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "run": ("flk.cli.submit", "Train on this machine, in the environment of the pods", "Start"),
     "init": ("flk.cli.submit", "Write a commented flk.yaml to start from", "Start"),
     "render": ("flk.cli.submit", "Print the manifests of a job", "Start"),
+    "convert": ("flk.cli.submit", "Turn a PyTorchJob of any origin into a job file", "Start"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended", "See"),
     "logs": ("flk.cli.logs", "Show what every rank prints", "See"),
     "list": ("flk.cli.list", "List jobs", "See"),

@@ -1,4 +1,4 @@
-"""The commands that start a job: `flk submit`, `flk render`, `flk run`, and `flk init`, which writes its file."""
+"""The commands that start a job, `flk submit`, `flk render` and `flk run`, and those that make its file."""
 
 from __future__ import annotations
 
@@ -200,6 +200,17 @@ def run(
     end = f" {_ENDS.get(exit_code, 'ended')} {end}" if end.startswith("after") else f": {end}"
     note(f"job {name}{end}" + (f"; {record.warning}" if record and record.warning else ""))
     return exit_code
+
+
+def convert(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML with one PyTorchJob; - is stdin.")],
+) -> None:
+    """Print the job file of a job that trains as a PyTorchJob of any origin does: flk convert old.yaml > flk.yaml."""
+    from flk.manifest.convert import convert as converted
+    from flk.manifest.convert import job_file
+    from flk.spec.file import source_name, text
+
+    print(job_file(converted(text(file), source_name(file))), end="")
 
 
 def init(

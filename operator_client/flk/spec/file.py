@@ -67,7 +67,7 @@ def read(path: str, *, hint: str = "") -> dict[str, Any]:
 
     ``hint`` is the hint of the error for a file that does not exist.
     """
-    return mapping(_text(path, hint), source_name(path))
+    return mapping(text(path, hint), source_name(path))
 
 
 def job_fields(path: str) -> dict[str, Any]:
@@ -104,7 +104,8 @@ def mapping(text: str, source: str) -> dict[str, Any]:
     return data
 
 
-def _text(path: str, hint: str) -> str:
+def text(path: str, hint: str = "") -> str:
+    """Return the text of a file, or of stdin for ``-``. Raises UsageError, also if it is very long or not UTF-8."""
     try:
         if path == "-":
             raw = sys.stdin.buffer.read(SIZE_LIMIT + 1)

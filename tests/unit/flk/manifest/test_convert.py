@@ -1,0 +1,238 @@
+"""PyTorchJobs of other origins become job files whose pods train the same, or are refused by field."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flk.errors import UsageError
+from flk.manifest import Bundle
+from flk.manifest.convert import convert, job_file
+from flk.manifest.pod import pod_template
+from flk.spec.job import validated
+from tests.support.commands import Run
+
+
+def manifest(roles: Any = None, *, container: Any = None, pod: Any = None, spec: Any = None, **metadata: Any) -> str:
+    """A PyTorchJob with a Master and three Workers, whose pods are equal."""
+    main = {"name": "pytorch", "image": "team/train:1", "command": ["python", "/opt/train.py"], **(container or {})}
+    role = {"restartPolicy": "OnFailure", "template": {"spec": {"containers": [main], **(pod or {})}}}
+    counts = roles or {"Master": 1, "Worker": 3}
+    replicas = {name: {**copy.deepcopy(role), "replicas": count} for name, count in counts.items()}
+    job = {"pytorchReplicaSpecs": replicas, **(spec or {})}
+    return yaml.safe_dump(
+        {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "old", **metadata}, "spec": job}
+    )
+
+
+def fields(text: str) -> dict[str, Any]:
+    return convert(text, "old.yaml").fields
+
+
+def test_a_master_and_workers_are_replicas_of_one_rank_each() -> None:
+    assert fields(manifest()) == {
+        "name": "old",
+        "replicas": 4,
+        "image": "team/train:1",
+        "image_pull_policy": "IfNotPresent",
+        "command": ["/opt/train.py"],
+        "processes": 1,
+        "ship": False,
+    }
+
+
+def test_an_image_that_may_change_is_pulled_each_time_as_by_kubernetes() -> None:
+    for image, policy in {
+        "a": "Always",
+        "r:5000/a": "Always",
+        "a:latest": "Always",
+        f"a@sha256:{64 * '0'}": "IfNotPresent",
+    }.items():
+        assert fields(manifest(container={"image": image}))["image_pull_policy"] == policy
+
+
+# the command and its folder; the script and its arguments; ranks of a pod (None: by its GPUs)
+COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
+    "torchrun": (["torchrun", "/opt/train.py", "--lr=1"], None, ["/opt/train.py", "--lr=1"], None),
+    "processes": (["torchrun", "--nproc_per_node=2", "--nnodes", "4", "/a.py"], None, ["/a.py"], 2),
+    "module": (["python3", "-u", "-m", "team.train", "-v"], None, ["-m", "team.train", "-v"], 1),
+    "module of torchrun": (["torchrun", "--standalone", "-m", "team.train"], None, ["-m", "team.train"], None),
+    "old launcher": (
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "8", "/a.py"],
+        None,
+        ["/a.py"],
+        8,
+    ),
+    "working folder": (["python", "train.py"], "/work", ["/work/train.py"], 1),
+    "shell": (["bash", "-c", "cd /work && exec python train.py --lr 1"], None, ["/work/train.py", "--lr", "1"], 1),
+    "rank by the shell": (
+        ["sh", "-c", "torchrun --nnodes=$PET_NNODES --node_rank $RANK --master_addr ${MASTER_ADDR} /a.py -v"],
+        None,
+        ["/a.py", "-v"],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_the_program_that_starts_ranks_is_left_out(case: str) -> None:
+    command, folder, words, processes = COMMANDS[case]
+    job = fields(manifest(container={"command": command[:1], "args": command[1:], "workingDir": folder}))
+    assert (job["command"], job.get("processes")) == (words, processes)
+
+
+def test_commands_before_the_script_are_the_setup_and_exported_variables_reach_the_ranks() -> None:
+    text = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /work && python train.py"
+    job = fields(manifest(container={"command": ["/bin/sh", "-c", text]}))
+    before = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /work"
+    assert job["setup"] == f"ln -sf /work/* .\n{before}"
+    assert job["env"] == {"LR": "1"}
+    assert job["command"] == ["/work/train.py"]
+    assert "patch" not in job
+
+
+def test_what_a_job_has_fields_for_becomes_these_and_the_rest_is_the_patch() -> None:
+    env = [
+        {"name": "LR", "value": 1},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "key"}}},
+        {"name": "HERE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "MASTER_ADDR", "value": "old-master-0"},
+    ]
+    resources = {"requests": {"cpu": 1}, "limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": 8, "rdma/ib": 1}}
+    container = {"env": env, "resources": resources, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    pod = {"nodeSelector": {"pool": "gpu"}, "volumes": [{"name": "data", "hostPath": {"path": "/data"}}]}
+    policy = {"cleanPodPolicy": "All", "backoffLimit": 5, "ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 90}
+    spec = {"runPolicy": policy, "nprocPerNode": "2"}
+    queued = {"kueue.x-k8s.io/queue-name": "research"}
+    found = convert(manifest(container=container, pod=pod, spec=spec, labels=queued, namespace="team"), "old.yaml")
+    job = found.fields
+    assert {name: job[name] for name in ("restarts", "ttl", "deadline", "queue", "env", "secrets")} == {
+        "restarts": 5,
+        "ttl": 60,
+        "deadline": 90,
+        "queue": "research",
+        "env": {"LR": "1"},
+        "secrets": {"KEY": "wandb:key"},
+    }
+    amounts = {"cpu": "1", "cpu_limit": "2", "memory": "4Gi", "gpu": 8, "extended": {"rdma/ib": 1}}
+    assert job["resources"] == amounts
+    main = {"name": "pytorch", "volumeMounts": container["volumeMounts"], "env": [env[2]]}
+    assert job["patch"] == {"spec": {**pod, "containers": [main]}}
+    assert found.notes[:1] == ["the namespace is no field: flk submit -n team"]
+    assert "the variable MASTER_ADDR is left out: flk's launcher sets it" in found.notes
+
+
+def test_pods_are_those_of_the_manifest_but_for_what_flk_sets() -> None:
+    resources = {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "8"}}
+    container = {
+        "resources": resources,
+        "env": [{"name": "LR", "value": "1"}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    pod = {
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "initContainers": [{"name": "fetch", "image": "busybox:1"}],
+        "hostNetwork": True,
+    }
+    converted = fields(manifest(container=container, pod=pod))
+    spec = pod_template(
+        validated(yaml.safe_load(job_file(convert(manifest(container=container, pod=pod), "-")))), Bundle(), []
+    )["spec"]
+    assert converted["replicas"] == 4
+    main = spec["containers"][0]
+    assert {name: spec[name] for name in pod if name != "volumes"} == {n: v for n, v in pod.items() if n != "volumes"}
+    assert pod["volumes"][0] in spec["volumes"]
+    assert container["volumeMounts"][0] in main["volumeMounts"]
+    assert container["env"][0] in main["env"]
+    assert main["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert main["resources"]["limits"] == resources["limits"]
+    assert main["resources"]["requests"] == {**resources["requests"], "nvidia.com/gpu": "8"}
+    assert main["command"][-2:] == ["--", "/opt/train.py"]
+
+
+def test_an_elastic_job_keeps_its_limits_and_loses_its_autoscaler() -> None:
+    policy = {
+        "minReplicas": 1,
+        "maxReplicas": 4,
+        "maxRestarts": 9,
+        "rdzvBackend": "c10d",
+        "metrics": [{"type": "Resource"}],
+    }
+    found = convert(manifest({"Worker": 2}, spec={"elasticPolicy": policy}), "old.yaml")
+    assert found.fields["elastic"] == {"min": 1, "max": 4}
+    assert (found.fields["replicas"], found.fields["restarts"]) == (2, 9)
+    assert any("metrics are left out" in note for note in found.notes)
+
+
+def test_a_job_inside_of_another_object_is_found() -> None:
+    wrapped = {"kind": "AppWrapper", "spec": {"components": [{"template": yaml.safe_load(manifest())}]}}
+    assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
+
+
+# what differs in the manifest, and the sentence of the refusal
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "image's program": ({"container": {"command": None}}, "command: is that of the image, which flk does not know"),
+    "arguments alone": (
+        {"container": {"command": None, "args": ["--lr=1"]}},
+        "command: has arguments only, of the program that the image starts",
+    ),
+    "another program": (
+        {"container": {"command": ["mpirun", "x"]}},
+        "command: starts mpirun: a job starts a Python script",
+    ),
+    "unknown folder": (
+        {"container": {"command": ["python", "train.py"]}},
+        "command: train.py is relative to the WORKDIR of the image: add workingDir, or name its whole path",
+    ),
+    "variable": (
+        {"container": {"command": ["sh", "-c", "python /a.py --lr=$LR"]}},
+        "command: is a shell program of its own: name the script and its arguments",
+    ),
+    "computed variable": (
+        {"container": {"command": ["sh", "-c", "export A=$(hostname); python /a.py"]}},
+        "command: export A=$(hostname): ranks do not see what a shell before them computes",
+    ),
+    "not a number": (
+        {"container": {"resources": {"limits": {"nvidia.com/gpu": "$GPUS"}}}},
+        "resources: nvidia.com/gpu: must be a number (is '$GPUS')",
+    ),
+    "unknown field": ({"spec": {"successPolicy": "AllWorkers"}}, "spec.successPolicy: has no counterpart in a job"),
+    "unknown role": ({"roles": {"Worker": 1, "PS": 1}}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_job_cannot_have_is_refused_by_its_field(case: str) -> None:
+    changes, sentence = REFUSED[case]
+    with pytest.raises(UsageError) as caught:
+        convert(manifest(**changes), "old.yaml")
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("old.yaml: spec.")
+
+
+def test_roles_that_differ_are_refused_with_the_place() -> None:
+    data = yaml.safe_load(manifest())
+    data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"] = ["python", "/b.py"]
+    with pytest.raises(UsageError, match="Master and Worker differ in command: all pods of a job are equal"):
+        convert(yaml.safe_dump(data), "old.yaml")
+
+
+def test_a_file_without_a_pytorchjob_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"old\.yaml: has 0 PyTorchJobs: expected one"):
+        convert("kind: Job\n", "old.yaml")
+
+
+def test_the_command_prints_a_job_file_that_submit_takes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(manifest())
+    code, out, _ = run("convert", str(tmp_path / "old.yaml"))
+    assert code == 0
+    (tmp_path / "flk.yaml").write_text(out)
+    code, out, _ = run("render", "--file", str(tmp_path / "flk.yaml"))
+    assert code == 0
+    assert "replicas: 4" in out
