@@ -121,7 +121,7 @@ def profile(
             if kind not in _KINDS:
                 raise ApiError(f"{place.pod_name} sends a file {path!r}, which is no profile")
             target = folder / f"{name}-rank{place.rank}.{_KINDS[kind]}"
-            files.append(Path(source.read(path, str(target), note).path))
+            files.append(Path(source.read(path, str(target), note)))
     finally:
         client.execute(place.pod, ["rm", "-f", *answer["files"]], 30.0)
     return files
