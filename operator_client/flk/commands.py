@@ -5,7 +5,6 @@ from __future__ import annotations
 import os.path  # importing pathlib would add a fifth to the time of `flk --version`
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -16,22 +15,11 @@ class Connection:
     context: str = ""
     kubeconfig: str = ""
     user: str = ""  # to impersonate
-    groups: Sequence[str] = ()  # to impersonate
-    cluster: str = ""  # name of a cluster of the kubeconfig
-    account: str = ""  # name of a user of the kubeconfig
-    server: str = ""  # address of the API server
-    token: str = field(default="", repr=False)
-    caller: str = ""  # the command that connects: "flk status"; empty in other programs
 
     @property
     def flags(self) -> str:
-        """The options with which kubectl and flk make the same connection, each after a blank; empty for none.
-
-        The token is left out: it is a secret.
-        """
-        pairs = [("--context", self.context), ("--kubeconfig", self.kubeconfig), ("--cluster", self.cluster)]
-        pairs += [("--server", self.server), ("--user", self.account), ("--as", self.user)]
-        pairs += [("--as-group", group) for group in self.groups]
+        """The options with which kubectl and flk make the same connection, each after a blank; empty for none."""
+        pairs = [("--context", self.context), ("--kubeconfig", self.kubeconfig), ("--as", self.user)]
         return "".join(f" {flag} {shlex.quote(value)}" for flag, value in pairs if value)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -70,12 +69,10 @@ def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
 
     eventually("the ranks tell their steps", lambda: len(steps()) == 2 and min(steps()) > 0)
 
-    done = flk("profile", "gpt", "--rank", "all", "--steps", "5", "-o", "json", cwd=tmp_path)
+    done = flk("profile", "gpt", "--rank", "all", "--steps", "5", cwd=tmp_path)
     assert done.code == 0, done.stderr
-    for rank in json.loads(done.stdout)["ranks"]:
-        assert (tmp_path / f"gpt-rank{rank['rank']}.json.gz").stat().st_size > 1000
-        assert rank["summary"]["steps"] == 5
-        assert rank["summary"]["communication"] > 0
+    for rank in (0, 1):
+        assert (tmp_path / f"gpt-rank{rank}.pt.trace.json.gz").stat().st_size > 1000
     none = flk("profile", "gpt", "--memory", cwd=tmp_path)
     assert (none.code, none.stderr.splitlines()[-1]) == (
         2,

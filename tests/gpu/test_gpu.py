@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import pickle
 import re
@@ -11,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode
@@ -245,11 +246,10 @@ def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_pat
             run.log(error=answer.get("error", "none"))
     """
     assert said(launch(script))["error"] == "none"
-    summary = summarize(read_trace(tmp_path / "profile.gz"))
-    assert summary is not None
-    assert summary.steps == 5
-    assert summary.gpu != []
-    assert summary.gpu_busy is not None
-    assert 0 < summary.gpu_busy <= 1
+    with gzip.open(tmp_path / "profile.gz") as file:
+        events = json.load(file)["traceEvents"]
+    steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
+    assert len(steps) == 5
+    assert any(event.get("cat") == "kernel" for event in events)
     history = pickle.loads((tmp_path / "profile.pickle").read_bytes())
     assert {"alloc", "free_completed"} <= {each["action"] for device in history["device_traces"] for each in device}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.profiling import ask as program
@@ -106,17 +105,12 @@ def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
 ) -> None:
     job = two_ranks(script)
     answer = profile(job, 1)
-    assert answer.keys() >= {"files", "steps"}, (answer, job.log())
-    events = read_trace(Path(shutil.copy(answer["files"][0], tmp_path)))
-    summary = summarize(events)
-    assert summary is not None
-    assert summary.steps == 5
-    assert 0 < summary.communication < 1
-    names = {each.name for each in summary.cpu}
-    assert {"aten::addmm", "Optimizer.step#SGD.step"} <= names
-    assert bool(summary.data_wait) == ("DataLoader" in script)
-    assert answer["first_step"] > 0
-    assert 0 < answer["step_seconds_before"] < 5
+    assert answer.keys() >= {"files"}, (answer, job.log())
+    with gzip.open(answer["files"][0]) as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert len([name for name in names if name.startswith("ProfilerStep#")]) == 5
+    assert {"aten::addmm", "gloo:all_reduce", "Optimizer.step#SGD.step"} <= names
+    assert any("DataLoader" in name for name in names) == ("DataLoader" in script)
     (tmp_path / "stop").touch()
     assert job.wait() == [ExitCode.DONE], job.log()
     sums = [(tmp_path / f"sum.{rank}").read_text() for rank in (0, 1)]

@@ -9,13 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import Context, JobName, Namespace, job_ref, note, open_job
 from flk.errors import UsageError
-from flk_runtime.contract.quantities import plural, size_text
 
 if TYPE_CHECKING:
     from flk.kube.sockets import RemoteCommand
@@ -105,14 +104,12 @@ def cp(
     context: Context = None,
     namespace: Namespace = None,
     rank: Rank = None,
-    pod: PodName = None,
-    container: Container = "",
-) -> int | None:
+) -> None:
     """Copy a file or a folder from the pod of a rank to this machine, or the other way.
 
-    JOB:PATH is in the pod of rank 0, or of the rank or pod that --rank or --pod names. A path without a slash at its
-    beginning is below the container's working folder. As with `cp -r`, a target that is a folder gets the source
-    inside. What comes from a pod is there whole or not at all. A local path with a colon is written ./a:b.
+    JOB:PATH is in the pod of rank 0, or of the rank that --rank names. A path without a slash at its beginning is below
+    the container's working folder. As with `cp -r`, a target that is a folder gets the source inside; a folder is not
+    copied over another one. The copy is whole or there is none. A local path with a colon is written ./a:b.
     """
     ends = [_remote(source), _remote(target)]
     remote = ends[0] or ends[1]
@@ -122,34 +119,22 @@ def cp(
     from flk.jobs import copying
     from flk.observe.reader import container_in, pod_of
 
-    client, job = open_job(remote.job, context, namespace)
-    name = pod_of(client, job, rank, pod).name
-    place = copying.Container(client, name, container_in(client, job, name, container))
-    try:
-        if ends[0]:
-            copied = place.read(remote.path, target, note)
-            where = f"{name}:{remote.path} to {copied.path}"
-        else:
-            copied = place.write(Path(source), remote.path, note)
-            where = f"{source} to {name}:{copied.path}"
-    except KeyboardInterrupt as interrupt:
-        interrupt.args = ("nothing was kept" if ends[0] else f"a part may be in {name}:{remote.path}",)
-        raise
-    note(f"copied {plural(copied.files, 'file')}, {size_text(copied.size)}: {where}")
-    return None
+    job, path = remote
+    client, job = open_job(job, context, namespace)
+    name = pod_of(client, job, rank).name
+    place = copying.Container(client, name, container_in(client, job, name, ""))
+    if ends[0]:
+        note(f"copied {name}:{path} to {place.read(path, target, note)}")
+    else:
+        note(f"copied {source} to {name}:{place.write(Path(source), path, note)}")
 
 
-class _Remote(NamedTuple):
-    job: str
-    path: str
-
-
-def _remote(text: str) -> _Remote | None:
-    """Return what ``JOB:PATH`` means, None for a path of this machine. Raises UsageError for half of either."""
+def _remote(text: str) -> tuple[str, str] | None:
+    """Return job and path of ``JOB:PATH``, None for a path of this machine. Raises UsageError for half of either."""
     job, colon, path = text.partition(":")
     if not colon or text.startswith(("/", ".", "~")):
         return None
     job_ref(job)
     if not path:
         raise UsageError(f"{text}: names no path in the pod", hint=f"as in {job}:/tmp/trace.json")
-    return _Remote(job, path)
+    return job, path

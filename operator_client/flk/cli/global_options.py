@@ -1,4 +1,4 @@
-"""kubectl's global options, before and after the subcommand: the cluster, the user, and the display of requests.
+"""kubectl's global options, before and after the subcommand: the cluster and the user.
 
 `takes_global_options` gives them to `flk` itself, `with_global_options` to each subcommand that talks to a cluster.
 Options after the subcommand win.
@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
 from flk.cli.options import Context, Namespace, seconds, with_signature
-from flk.commands import program_name
-
-if TYPE_CHECKING:
-    from flk.kube import Exchange
 
 
 def _connection(  # its signature is what the decorators add
     kubeconfig: Annotated[
         str, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use instead of $KUBECONFIG.")
-    ] = "",
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Cluster of the kubeconfig.")] = "",
-    server: Annotated[str, typer.Option("--server", metavar="URL", help="Address of the API server.")] = "",
-    account: Annotated[str, typer.Option("--user", metavar="NAME", help="User of the kubeconfig.")] = "",
-    token: Annotated[
-        str, typer.Option("--token", metavar="TOKEN", help="Bearer token, in place of the user's credentials.")
     ] = "",
     request_timeout: Annotated[
         str | None,
@@ -41,10 +30,6 @@ def _connection(  # its signature is what the decorators add
         ),
     ] = None,
     as_user: Annotated[str, typer.Option("--as", metavar="USER", help="User to impersonate.")] = "",
-    as_group: Annotated[
-        list[str] | None, typer.Option("--as-group", metavar="GROUP", help="Group to impersonate. Repeatable.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each request on stderr.")] = False,
 ) -> None: ...
 
 
@@ -84,12 +69,8 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
         values = {name: given.pop(name) or _before.get(name) for name in added}
         if not added:
             return function(**given)
-        observer = _connect(caller=f"{program_name()} {function.__name__.strip('_').replace('_', '-')}", **values)
-        try:
-            return function(**given)
-        finally:
-            if observer:
-                observer.close()
+        _connect(**values)
+        return function(**given)
 
     return with_signature(function, command, [*own.values(), *map(_hidden, added.values())])
 
@@ -102,46 +83,10 @@ def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(annotation=Annotated[kind, hidden])
 
 
-def _connect(
-    *,
-    caller: str,
-    server: str | None,
-    request_timeout: str | None,
-    as_user: str | None,
-    as_group: list[str] | None,
-    verbose: bool | None,
-    **chosen: str | None,
-) -> _Observer | None:
-    """Set the options of connections. ``chosen`` are fields of Connection."""
+def _connect(*, kubeconfig: str | None, request_timeout: str | None, as_user: str | None) -> None:
+    """Set the options of connections."""
     from flk.commands import Connection
-    from flk.errors import UsageError
     from flk.kube import ConnectionOptions, set_connection_options
 
-    if server and not server.startswith(("https://", "http://")):
-        raise UsageError("--server: must be an address such as https://api.example.com:6443")
-    limit = seconds(request_timeout, "--request-timeout")
-    observe = _Observer() if verbose else None
-    named = {name: value or "" for name, value in chosen.items()}
-    connection = Connection(
-        server=server or "", user=as_user or "", groups=tuple(as_group or ()), caller=caller, **named
-    )
-    set_connection_options(ConnectionOptions(connection, limit, observe))
-    return observe
-
-
-class _Observer:
-    """Prints requests as they are answered."""
-
-    def __init__(self) -> None:
-        self._closed = False
-
-    def close(self) -> None:
-        """Stop printing: threads of a command that has ended may still be sending a request."""
-        self._closed = True
-
-    def __call__(self, exchange: Exchange) -> None:
-        from flk.terminal import one_line
-
-        if not self._closed:
-            line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {exchange.seconds * 1000:.0f} ms"
-            sys.stderr.write(f"flk: {one_line(line)}\n")  # in one piece: threads send requests at once
+    connection = Connection(kubeconfig=kubeconfig or "", user=as_user or "")
+    set_connection_options(ConnectionOptions(connection, seconds(request_timeout, "--request-timeout")))

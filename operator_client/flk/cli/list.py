@@ -39,7 +39,7 @@ def list_(
 ) -> None:
     """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it.
 
-    `flk top` shows the jobs of a namespace live.
+    `watch flk list` shows them live.
     """
     phases = _phases(phase or [])
     if all_namespaces and namespace:

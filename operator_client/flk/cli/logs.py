@@ -53,14 +53,6 @@ def logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that contain this regular expression.")
     ] = None,
-    first_error: Annotated[
-        bool,
-        typer.Option(
-            "--first-error",
-            help="Only the rank that failed first, around its error, and how many others failed because of it; does "
-            "not follow.",
-        ),
-    ] = False,
     output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
     raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
@@ -72,8 +64,6 @@ def logs(
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
-    if first_error and (previous or rank or grep or container):
-        raise UsageError("--first-error: excludes --previous, --rank, --grep and --container")
     from flk.jobs import logs as job_logs
 
     is_text = output == "text"
@@ -91,15 +81,14 @@ def logs(
     )
     chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
     written = LogOutput(as_json=not is_text, several=chosen.are_several, raw=raw)
-    read = job_logs.first_error if first_error else job_logs.dump
 
     def show(client: JobClient, job: JobRef) -> None:
-        written.write_all(read(client, job.name, options))
+        written.write_all(job_logs.dump(client, job.name, options))
 
     def follow_one(client: JobClient, job: JobRef, ended: threading.Event) -> int | None:
         return _follow(client, job.name, options, written, ended)
 
-    if first_error or previous or not follow:
+    if previous or not follow:
         return chosen.in_turn(show)
     try:
         return chosen.at_once(follow_one)

@@ -123,8 +123,7 @@ def job_names(context: typer.Context) -> list[str]:
     from flk.observe.client import JobClient
 
     try:
-        fields = ("kubeconfig", "cluster", "server", "account", "token")
-        connection = Connection(**{name: str(_chosen(context, name) or "") for name in fields})
+        connection = Connection(kubeconfig=str(_chosen(context, "kubeconfig") or ""))
         set_connection_options(ConnectionOptions(connection, request_timeout=COMPLETION_TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
         items = client.list_jobs(metadata_only=True)

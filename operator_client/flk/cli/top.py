@@ -1,4 +1,4 @@
-"""`flk top`: watch a job, or all jobs of a namespace, on a terminal."""
+"""`flk top`: watch a job on a terminal."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, valid_jobs
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.failure import ExitCode
-from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
-    from flk.jobs.state import State
     from flk.observe.client import JobClient
     from flk_runtime.contract.telemetry import Telemetry
 
 _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
-_EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
 _NO_RANKS: Final = (
     "the launchers have told none yet, the job does not run with them or with an older flk, or the right to create "
     "pods/exec is missing"
@@ -44,19 +41,16 @@ def top(
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
-    selector: Annotated[
-        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Only jobs with these labels: team=nlp.")
-    ] = None,
 ) -> int | None:
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
 
-    Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll.
-    Elsewhere than on a terminal it prints the view once. Ranks need the rights to get and create pods/exec.
+    Keys: q quits, arrows or j and k scroll. Elsewhere than on a terminal it prints the view once. Ranks need the rights
+    to get and create pods/exec. `watch flk list` shows all jobs.
     """
-    if job is not None and selector is not None:
-        raise UsageError("name a job, or choose jobs with -l, but not both")
+    if job is None:
+        raise UsageError("name a job: flk top JOB", hint="watch flk list shows all jobs")
     try:
-        return _jobs(context, namespace, selector) if job is None else _job(job, context, namespace)
+        return _job(job, context, namespace)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
 
@@ -89,70 +83,6 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     finally:
         live.close()
     return None
-
-
-def _jobs(context: str | None, namespace: str | None, selector: str | None) -> int | None:
-    from flk.cli.top_text import Line, jobs_lines
-    from flk.observe.client import JobClient
-
-    client = JobClient.connect(context, namespace)
-    read = _JobsReader(client, selector)
-    states = read()
-    nothing = f"there are no jobs{' that match' if selector else ''} in namespace {client.namespace}"
-    if not _on_a_terminal():
-        if states:
-            _print(jobs_lines(states, client.now(), _width()))
-        else:
-            note(nothing)
-        return None
-    ended, changed = threading.Event(), threading.Event()
-    last: list[Any] = [states, "", None]  # the states, a line about an outage, an error
-
-    def follow() -> None:
-        while not ended.is_set():
-            began = time.monotonic()
-            try:
-                last[:2] = [read(), ""]
-            except FlkError as error:
-                if isinstance(error, ApiError) and error.is_outage:
-                    last[1] = last[1] or f"no answer since {time.strftime('%H:%M:%S')}, this is the last one: {error}"
-                else:
-                    last[2] = error
-            changed.set()
-            ended.wait(max(_EVERY, _SHARE * (time.monotonic() - began)))
-
-    def lines(width: int) -> list[Line]:
-        states, outage, error = last
-        if error is not None:
-            raise error
-        title = f"namespace {client.namespace}: {plural(len(states), 'job')}   {time.strftime('%H:%M:%S')}"
-        head = Line(title[:width], "bold")
-        body = jobs_lines(states, client.now(), width) if states else [Line(nothing)]
-        return [head, *([Line(outage[:width], "bad")] if outage else []), Line(""), *body]
-
-    threading.Thread(target=follow, daemon=True, name="flk-top").start()
-    try:
-        _show(lines, changed)
-    finally:
-        ended.set()
-    return None
-
-
-class _JobsReader:
-    """Reads the states of the jobs, with what those that run print of their steps."""
-
-    def __init__(self, client: JobClient, selector: str | None) -> None:
-        from flk.observe.reader import Reader
-
-        self._client, self._selector = client, selector
-        self._readers: dict[str, Reader] = {}  # by UID: each repeats a request only when it is due
-
-    def __call__(self) -> list[State]:
-        """Return the states. Raises the errors of the requests."""
-        from flk.jobs.listing import list_observed, with_records
-
-        listed = list_observed(self._client, selector=self._selector)
-        return [each.state for each in with_records(self._client, listed, self._readers)]
 
 
 def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:

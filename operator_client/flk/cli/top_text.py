@@ -1,4 +1,4 @@
-"""The text of `flk top`: lines of a job, or of all jobs, for a width. Pure functions of what was read."""
+"""The text of `flk top`: lines of a job for a width. Pure functions of what was read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ _EVENTS: Final = 6  # newest events that are shown
 _LABEL: Final = 22  # columns before a sparkline
 _DAY: Final = 20 * 3600.0  # seconds from which on a time axis has dates
 _STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
-# The phases, the worst first.
-_PHASES: Final = (
-    *("Stuck", "Failed", "Restarting", "Preempted", "Terminating", "Pending", "Queued", "Starting", "Running"),
-    *("Suspended", "Succeeded", "Deleted"),
-)
 
 
 class Line(NamedTuple):
@@ -80,33 +75,6 @@ def job_lines(data: TopData, width: int) -> list[Line]:
     if data.events:
         lines += [Line(""), Line("NEWEST EVENTS", "bold")]
         lines += [Line(f"{_clock(at)}  {text}") for at, text in reversed(data.events[-_EVENTS:])]
-    return [_cut(line, width) for line in lines]
-
-
-def jobs_lines(states: Sequence[State], now: float, width: int) -> list[Line]:
-    """Return a table of jobs with their steps, the worst first."""
-    header = ["NAME", "PHASE", "SINCE", "REASON", "STEP", "ETA", "LOSS", "PODS", "RATE", "ATTEMPT"]
-    ordered = sorted(states, key=lambda state: (_severity(str(state.phase)), -state.created, state.name))
-    rows = []
-    for state in ordered:
-        pace = pace_of(state, None)
-        rows.append(
-            [
-                state.name,
-                str(state.phase),
-                short_duration(now - (state.since or state.created)),
-                state.reason,
-                _step(pace),
-                "" if pace is None or pace.remaining is None or state.finished else short_duration(pace.remaining),
-                "" if pace is None or pace.loss is None else f"{pace.loss:.4g}",
-                f"{state.ready}/{state.replicas}",
-                _rate(pace),
-                str(state.attempt) if state.attempts else "",
-            ]
-        )
-    head, *body = table(header, rows)
-    lines = [Line(head, "bold")]
-    lines += [Line(text, phase_style(str(state.phase))) for text, state in zip(body, ordered, strict=True)]
     return [_cut(line, width) for line in lines]
 
 
@@ -332,26 +300,12 @@ def _remark(rank: RankStatus, furthest: int) -> str:
     return f"{behind:,} steps behind" if late else ""
 
 
-def _step(pace: Progress | None) -> str:
-    if pace is None:
-        return ""
+def _step(pace: Progress) -> str:
     return f"{pace.step:,}" + (f" of {pace.total:,}" if pace.total else "")
-
-
-def _rate(pace: Progress | None) -> str:
-    if pace is None:
-        return ""
-    if pace.rate is not None:
-        return f"{number_text(pace.rate)} samples/s"
-    return f"{1 / pace.step_time:.3g} steps/s" if pace.step_time else ""
 
 
 def _clock(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
-
-
-def _severity(phase: str) -> int:
-    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
 
 
 def _cut(line: Line, width: int) -> Line:

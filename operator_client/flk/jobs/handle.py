@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flk.errors import JobNotFoundError, UsageError
+from flk.errors import JobNotFoundError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.answer import look
 from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
 from flk.jobs.state import State
-from flk.observe.client import JobClient, JobRef, container_of
-from flk.observe.pods import with_packages
-from flk.observe.reader import pod_of
+from flk.observe.client import JobClient, JobRef
 
 if TYPE_CHECKING:
     from flk.health import Diagnosis
-    from flk.kube.sockets import Executed
-    from flk_runtime.contract.telemetry import Telemetry
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,63 +78,6 @@ class JobHandle:
                 follow = False
         yield from (logs.follow if follow else logs.dump)(own, self.name, logs.LogOptions())
 
-    def stacks(self, rank: int | None = None) -> dict[str, Any]:
-        """Return what every rank is doing, or one of them, as `flk stacks -o json` prints it.
-
-        Raises ApiError if no pod runs, or nothing in the pods can show stacks.
-        """
-        from flk.jobs.telemetry import read_stacks
-
-        return read_stacks(self._own, self.name, rank)
-
-    def top(self) -> Telemetry:
-        """Return what is measured of the job now: its steps, ranks and pods; without any, lists that are empty.
-
-        The ranks are in it where the user may get and create pods/exec.
-        """
-        from flk.jobs.telemetry import read_telemetry
-
-        return read_telemetry(self._own, self.name)
-
-    def exec(self, command: Sequence[str], *, rank: int = 0, timeout: float = 60.0) -> Executed:
-        """Run a command beside a rank, without input, and return its ``code``, ``stdout`` and ``stderr``.
-
-        Raises UsageError for a command that is no list of words and if the job has no such rank, ApiError if its pod
-        does not exist, and UnreachableError if the command has not ended after ``timeout`` seconds.
-        """
-        if isinstance(command, str):
-            hint = "words of a shell need one: ['sh', '-c', 'COMMAND']"
-            raise UsageError(f"command: must be a list of words (is {command!r})", hint=hint)
-        own = self._own
-        pod = own.get_pod(pod_of(own, self.name, rank).name, self.name)
-        return own.execute(pod, with_packages(pod, container_of(pod), command), timeout)
-
-    def cp(self, source: str, target: str, *, rank: int = 0) -> None:
-        """Copy a file or a folder; the path in the pod of the rank begins with a colon: ``cp(":/tmp/trace", ".")``.
-
-        Raises UsageError if not exactly one path does, or if the path here cannot be read or written, and ApiError if
-        that in the pod cannot.
-        """
-        from pathlib import Path
-
-        from flk.jobs.copying import Container
-
-        if source.startswith(":") == target.startswith(":"):
-            raise UsageError("one of source and target must be the path in the pod, which begins with a colon")
-        own = self._own
-        place = Container(own, pod_of(own, self.name, rank).name, own.target_of(self.name).container)
-        if source.startswith(":"):
-            place.read(source[1:], target, lambda text: None)
-        else:
-            place.write(Path(source), target[1:], lambda text: None)
-
-    def scale(self, pods: int) -> None:
-        """Give an elastic job ``pods`` pods, which its launchers admit or let go at a step boundary. Returns at once.
-
-        Raises UsageError if the job is not elastic, has ended, is in a queue or may not have as many.
-        """
-        lifecycle.scale(self._own, self.name, pods)
-
     def suspend(self, timeout: float | None = None, *, lose_progress: bool = False) -> None:
         """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.
 
@@ -152,24 +91,6 @@ class JobHandle:
     def resume(self) -> None:
         """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
         lifecycle.resume(self._own, self.name)
-
-    def restart(
-        self, timeout: float | None = None, *, avoid: Sequence[str] = (), lose_progress: bool = False
-    ) -> JobHandle:
-        """Run the job anew from its last checkpoint, on other nodes than ``avoid``, and return its handle.
-
-        A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
-        checkpoints in memory and WaitTimeoutError as `suspend` does.
-        """
-        uid = lifecycle.restart(
-            self._own,
-            self.name,
-            timeout=timeout,
-            report=lambda text: None,
-            avoid=avoid,
-            lose_progress=lose_progress,
-        )
-        return JobHandle(self.client, self.name, uid)
 
     def delete(self) -> None:
         """Delete the job with its pods, ConfigMaps and checkpoints in memory. Returns before the pods are gone."""

@@ -6,7 +6,7 @@ package knows nothing of flk but its errors. Only `flk.jobs` and the packages ab
 
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
-from flk.kube.kubeconfig import ConnectionOptions, Exchange, connection_options, set_connection_options
+from flk.kube.kubeconfig import ConnectionOptions, connection_options, set_connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource, check_selector
 from flk.kube.watch import Changed, Listed, list_and_watch
 
@@ -16,7 +16,6 @@ __all__ = [
     "Changed",
     "ConnectionOptions",
     "Document",
-    "Exchange",
     "Listed",
     "Object",
     "RequestTarget",

@@ -23,7 +23,7 @@ from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
 from flk.kube.discovery import GROUPS, KEPT, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
-from flk.kube.kubeconfig import Exchange, config_view, connection_options
+from flk.kube.kubeconfig import config_view, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk_runtime.contract import foreign
 
@@ -72,9 +72,7 @@ class ApiClient:
         self, access: Access, *, retries: RetryPolicy | None = None, sleep: Callable[[float], None] | None = None
     ) -> None:
         self.access = access
-        options = connection_options()
-        self.retries = retries or RetryPolicy.within(options.request_timeout)
-        self._observe = options.observe
+        self.retries = retries or RetryPolicy.within(connection_options().request_timeout)
         self._sleep = sleep or time.sleep
         self._skew = 0.0
         self._end = float("inf")  # the time.monotonic() at which requests should have ended
@@ -276,23 +274,16 @@ class ApiClient:
                 headers["Accept-Encoding"] = "gzip"
             if body is not None:
                 headers["Content-Type"] = _content_type(verb, target)
-            outcome, began = "no answer", time.monotonic()
-            try:
-                reply = self.access.pool.request(
-                    _METHODS[verb],
-                    url,
-                    body=None if body is None else json.dumps(body),
-                    headers=headers,
-                    timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
-                    retries=False,
-                    redirect=False,  # another server must not get the credentials
-                    preload_content=whole,
-                )
-                outcome = str(reply.status)
-            finally:
-                if self._observe:
-                    took = time.monotonic() - began
-                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took))
+            reply = self.access.pool.request(
+                _METHODS[verb],
+                url,
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
+                retries=False,
+                redirect=False,  # another server must not get the credentials
+                preload_content=whole,
+            )
             if reply.status != 401 or attempt == 2:
                 break
             reply.drain_conn()

@@ -177,9 +177,6 @@ def _expiration(time_text: Any) -> float:
 
 def _from_auth_provider(context: Context) -> Credential:
     """Have the kubernetes package refresh the token of an auth provider, which it stores in the kubeconfig."""
-    if connection_options().connection.account:  # that package takes the user of the context
-        problem = f"--user cannot choose user {connection_options().connection.account}, who has an auth-provider"
-        raise NoConfigError(problem, hint="name a context of this user: --context")
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, load_kube_config
 
@@ -198,10 +195,9 @@ def _from_auth_provider(context: Context) -> Credential:
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
     user, headers = dict(context.user) if context.is_secure else {}, urllib3.HTTPHeaderDict()
-    options = connection_options().connection
-    # As in kubectl: they replace the kubeconfig's user and groups.
-    if context.is_secure and (options.user or options.groups):
-        user |= {"as": options.user or user.get("as"), "as-groups": options.groups or user.get("as-groups")}
+    chosen = connection_options().connection.user
+    if context.is_secure and chosen:  # as in kubectl: it replaces the kubeconfig's
+        user["as"] = chosen
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
     if user.get("as-uid"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +16,12 @@ import yaml
 
 from flk.commands import Commands, Connection
 from flk.errors import NoConfigError, NoKubeconfigError
-from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
-NO_CONTEXT: Final = "(none)"  # name of the context of an address without a context
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
 
 _CLUSTER_PATHS: Final = ("certificate-authority",)
-# What --token takes the place of.
-_CREDENTIALS: Final = frozenset({"token", "tokenFile", "username", "password", "exec", "auth-provider"})
 _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
 # What entries of clusters, users and contexts hold, where it is no single value: None is anything, "" a single value.
 _SHAPES: Final[dict[Any, Any]] = {
@@ -39,26 +35,11 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten t
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """A request and its outcome, without headers and answers, which may hold secrets."""
-
-    verb: str
-    target: RequestTarget
-    query: Mapping[str, Any]
-    body: Any
-    method: str
-    url: str
-    outcome: str  # the HTTP status, or the error of the connection
-    seconds: float  # until the answer's first byte
-
-
-@dataclass(frozen=True)
 class ConnectionOptions:
     """Options of all connections of this process, as kubectl's global flags have them: set before the first one."""
 
     connection: Connection = field(default_factory=Connection)  # --context is not in it: each client has its own
     request_timeout: float | None = None  # seconds for one request with all its attempts; 0: no limit of flk's own
-    observe: Callable[[Exchange], None] | None = None  # called after each request, in the thread that sent it
 
 
 _options = ConnectionOptions()
@@ -103,7 +84,7 @@ class Context:
     @property
     def named(self) -> Connection:
         """The connection with the context's name even if it is the default, for commands that others may be given."""
-        return replace(self.connection, context="" if self.name in (IN_CLUSTER, NO_CONTEXT) else self.name)
+        return replace(self.connection, context="" if self.name == IN_CLUSTER else self.name)
 
 
 def config_view() -> str:
@@ -129,7 +110,7 @@ def load(name: str | None = None) -> Context:
     # Of Path, `exists` raises where a folder is another user's, and `expanduser` for a user without a home.
     wanted = [Path(os.path.expanduser(p)) for p in named or ["~/.kube/config"]]
     contents = {path: content for path in wanted if os.path.exists(path) and (content := _read(path))}
-    if not contents and not options.server:
+    if not contents:
         if name is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             return _service_account()
         state = "is empty" if any(map(os.path.exists, wanted)) else "does not exist"
@@ -142,42 +123,29 @@ def load(name: str | None = None) -> Context:
 
 def reload(context: Context) -> Context:
     """Return the context as the kubeconfig has it now."""
-    return load(None if context.name in (IN_CLUSTER, NO_CONTEXT) else context.name)
-
-
-def _chosen(kind: str, name: Any, entries: Mapping[Any, dict[str, Any]], files: str) -> dict[str, Any]:
-    """Return an entry by its name. Raises NoConfigError if there is none, with the names that exist."""
-    if name in entries:
-        return entries[name]
-    near = difflib.get_close_matches(name, list(entries), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known {kind}s: {', '.join(entries) or 'none'}"
-    raise NoConfigError(f"{files or 'the kubeconfig'} has no {kind} {name!r}", hint=hint)
+    return load(None if context.name == IN_CLUSTER else context.name)
 
 
 def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> Context:
-    files, options = ", ".join(map(str, contents)), connection_options().connection
+    files = ", ".join(map(str, contents))
     name = name or next((str(c["current-context"]) for c in contents.values() if c.get("current-context")), None)
     contexts = _entries(contents, "contexts", "context")
-    if not name and not options.server:
+    if not name:
         hint = f"name one with --context; known contexts: {', '.join(contexts) or 'none'}"
         raise NoConfigError(f"{files} has no current context", hint=hint)
-    context = _chosen("context", name, contexts, files) if name else {}
+    if name not in contexts:
+        near = difflib.get_close_matches(name, list(contexts), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known contexts: {', '.join(contexts) or 'none'}"
+        raise NoConfigError(f"{files} has no context {name!r}", hint=hint)
+    context = contexts[name]
     clusters = _entries(contents, "clusters", "cluster", _CLUSTER_PATHS)
     users = _entries(contents, "users", "user", _USER_PATHS)
     cluster, user = clusters.get(context.get("cluster"), {}), users.get(context.get("user"), {})
-    if options.cluster:
-        cluster = _chosen("cluster", options.cluster, clusters, files)
-    if options.account:
-        user = _chosen("user", options.account, users, files)
-    elif context.get("user") and context["user"] not in users:
+    if context.get("user") and context["user"] not in users:
         raise NoConfigError(f"context {name} in {files} names a user that is not there", hint=shown_by_kubectl())
-    if options.server:  # as kubectl: tls-server-name belongs to the kubeconfig's own server
-        cluster = {**cluster, "server": options.server, "tls-server-name": ""}
-    if options.token:
-        user = {key: value for key, value in user.items() if key not in _CREDENTIALS} | {"token": options.token}
     if not cluster.get("server"):
         raise NoConfigError(f"context {name} in {files} names no cluster that has a server", hint=shown_by_kubectl())
-    return Context(name or NO_CONTEXT, str(context.get("namespace") or "default"), cluster, user, tuple(contents))
+    return Context(name, str(context.get("namespace") or "default"), cluster, user, tuple(contents))
 
 
 def _read(path: Path) -> dict[str, Any]:

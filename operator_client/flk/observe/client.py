@@ -93,7 +93,7 @@ class JobClient:
 
     def word(self, job: JobRef) -> str:
         """Return what a command takes: the name, with the kind if the name could mean a job of another kind first."""
-        alone = job.target in (None, targets.DEFAULT) or job.target is next(self._kinds())
+        alone = job.target in (None, targets.DEFAULT) or job.target is self._served()[0]
         return job.name if alone else str(job)
 
     def with_deadline(self, timeout: float | None) -> JobClient:
@@ -120,14 +120,15 @@ class JobClient:
     def get_job(self, name: str) -> Object:
         """Return the job of that name, of whichever kind it is.
 
-        Raises JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs.
+        A kind that was installed since flk knows the kinds is not asked for; a list of the jobs finds it. Raises
+        JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs.
         """
         ref = self.ref(name)
         known = ref.target or self._targets.get(name)
         refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
-        for target in [known] if known else self._kinds():
+        for target in [known] if known else self._served():
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
@@ -179,12 +180,6 @@ class JobClient:
         """Return the kinds of jobs that the cluster serves; all of them if it serves none, for the error."""
         every = list(TARGETS.values())
         return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
-
-    def _kinds(self) -> Iterator[targets.Target]:
-        """Yield the kinds of jobs that the cluster serves: those that were known to be, then those installed since."""
-        served = self._served()
-        yield from served
-        yield from self._others(served, FRESH)
 
     def _others(self, served: list[targets.Target], age: float) -> list[targets.Target]:
         """Return the kinds of jobs besides these that the cluster served at most ``age`` seconds ago."""

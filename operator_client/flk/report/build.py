@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -15,8 +14,8 @@ from flk import labels
 from flk.errors import FlkError, JobDeletedError, JobNotFoundError
 from flk.health import cause_of, diagnose, page
 from flk.jobs.answer import last_answer, look
-from flk.jobs.logs import LogLine, LogOptions, dump, first_error
-from flk.jobs.state import Phase, State
+from flk.jobs.logs import LogLine, LogOptions, dump
+from flk.jobs.state import State
 from flk.jobs.telemetry import read_telemetry
 from flk.kube import Object
 from flk.observe.client import JobClient
@@ -186,7 +185,6 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
 TAIL: Final = 500  # last lines of pod 0 that are read
 SHOWN: Final = 60  # of them that are shown
 _UNKNOWN_TIME: Final = "1970-01-01T00:00:00Z"  # of lines that were archived without their times
-ERROR_LINES: Final = 200  # lines around the first error that are shown
 
 
 def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> Report:
@@ -204,25 +202,21 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
         )
     view = view or view_job(client, name)
     last = last_answer(client, name, view.uid)
-    excerpts: list[Excerpt] = []
     unread = ""
     lines: list[LogLine] = []
     try:
-        if state.phase in (Phase.FAILED, Phase.STUCK, Phase.RESTARTING, Phase.DELETED):
-            error = itertools.islice(first_error(client, name, LogOptions()), ERROR_LINES)
-            excerpts.append(Excerpt("Around the first error", [line.text for line in error]))
         lines.extend(dump(client, name, LogOptions(pods=frozenset({"0"}), tail=TAIL)))
     except JobDeletedError:
         pass  # which comes after the lines that are kept
     except FlkError as error:
         unread = f"the logs cannot be read: {error}"
     ends = [line.text for line in lines if not line.note][-SHOWN:]
-    excerpts.append(Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", ends))
+    excerpt = Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", ends)
     report = build(
         view,
         state,
         telemetry=_telemetry(client, name, lines),
-        excerpts=[each for each in excerpts if each.lines],
+        excerpts=[excerpt] if ends else [],
         diff=last.diff if last else "",
         why_no_logs=unread,
     )

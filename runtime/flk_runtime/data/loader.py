@@ -83,6 +83,9 @@ class LoaderEvents:
         """The optimizer steps of the run."""
         return 0
 
+    def begin_steps(self, count: int) -> None:
+        """A loop until so many optimizer steps of the run begins."""
+
     def begin(self, loader: EpochLoader) -> None:
         """An iteration over the loader is about to give its first batch."""
 
@@ -340,6 +343,7 @@ class EpochLoader:
         """
         events = self._context.events
         events.is_counted = True
+        events.begin_steps(count)
         while events.steps_done() < count:
             for batch in self._iterate(self._begin(rest=True)):
                 yield batch

@@ -68,7 +68,6 @@ class Profile:
         self.left = False  # nobody waits for the profile any more
         self._done = False
         self._failure = ""
-        self._pause = 0.0  # seconds in which the profiler held up the training
         self._began_at = -1
         self._lock = threading.Lock()  # of the state, between the thread that trains and the one that waits
         self._cuda_memory: Any = torch.cuda.memory
@@ -79,7 +78,6 @@ class Profile:
 
     def run(self, connection: socket.socket) -> dict[str, Any]:
         """Wait for the steps, write the files, and return the answer."""
-        before = self._page.step_seconds
         self._page.on_step = self._after_step
         while not self._done and not self._failure:
             time.sleep(_POLL)
@@ -91,17 +89,10 @@ class Profile:
                     return {"error": "no steps", "made": made, "measured": measured, "seconds": round(silent)}
         if self._failure:
             return {"error": "failed", "detail": self._failure}
-        return {
-            "files": self._write(),
-            "steps": self._steps,
-            "first_step": self._began_at + 1,
-            "step_seconds_before": before,
-            "pause_seconds": self._pause,
-        }
+        return {"files": self._write()}
 
     def _after_step(self) -> None:
         """Do what is due between two steps. An error ends the profile and not the training."""
-        began = time.monotonic()
         with self._lock:
             try:
                 self._advance()
@@ -111,7 +102,6 @@ class Profile:
                 with contextlib.suppress(Exception):
                     self._end_history()
             self._last = time.monotonic()
-        self._pause += self._last - began
 
     def _advance(self) -> None:
         self._boundaries += 1

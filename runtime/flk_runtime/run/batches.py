@@ -233,6 +233,10 @@ class Batches(LoaderEvents):
     def steps_done(self) -> int:
         return self._steps.done
 
+    def begin_steps(self, count: int) -> None:
+        if self._is_in_training():
+            self._steps.tell_total(count)
+
     def begin(self, loader: EpochLoader) -> None:
         if not self._begun or loader in self._begun:  # else it is read beside another one, which has drawn numbers
             self._begun.clear()

@@ -50,11 +50,16 @@ class Lines:
         if self._rank:
             return
         line = Line(time.time(), _read(values))
-        # One write: no line of another rank comes in between.
-        sys.stdout.write(f"{logging.line(line.values)}\n")
-        sys.stdout.flush()
+        self.tell(line.values)
         for recorder in self.recorders:
             recorder.record([line])
+
+    def tell(self, values: Mapping[str, Any]) -> None:
+        """Print a line on rank 0 that is for readers of the log only."""
+        if self._rank == 0:
+            # One write: no line of another rank comes in between.
+            sys.stdout.write(f"{logging.line(values)}\n")
+            sys.stdout.flush()
 
 
 class Metrics:

@@ -34,6 +34,7 @@ class Steps:
         """Whether the latest step has not ended: it is counted, and what it makes due is not done."""
         self._before = 0  # the steps when it began
         self._log_every, self._next_line = context.options.log_every, 0
+        self._total = 0  # steps of the whole job, as told
         self.outer: OuterLoop | None = None
         if context.options.begin_recording:
             context.options.begin_recording(context, saves.manager)
@@ -49,6 +50,12 @@ class Steps:
         self._next_line = self._saves.due = 0
         if not self.began:
             self._saves.note_beginning(steps)
+
+    def tell_total(self, total: int) -> None:
+        """Print how many steps the whole job has, if lines of metrics follow: readers see what is left from it."""
+        if self._log_every and total > max(self._total, self.done + self._log_every):
+            self._total = total
+            self._context.lines.tell({"step": self.done, "total": total})
 
     def record(
         self,

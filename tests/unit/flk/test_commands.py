@@ -18,7 +18,7 @@ from flk_runtime.contract.failure import Kind
 from tests.support.jobs import JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
-PROD = Connection("prod", "my config", "ada", ["team"], "east", "admin", "https://east", token="secret")
+PROD = Connection("prod", "my config", "ada")
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,7 @@ def test_commands_about_a_job_name_its_kind_where_its_name_means_another_one(
 
 
 def test_commands_name_the_place() -> None:
-    named = "--cluster east --server https://east --user admin"
-    flags = f"--context prod --kubeconfig 'my config' {named} --as ada --as-group team"
+    flags = "--context prod --kubeconfig 'my config' --as ada"
     commands = Commands("ml", PROD)
     assert commands.flk("why", "gpt") == f"flk why gpt -n ml {flags}"
     assert commands.flk("list", namespace="other") == f"flk list -n other {flags}"

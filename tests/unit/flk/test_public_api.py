@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 import flk
-from flk.cli import COMMANDS
 from flk.errors import FlkError
 from flk.labels import RECORDS
 from flk_runtime.contract.record import ArchivedRecord
@@ -108,14 +106,7 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
     calls: list[Callable[[], object]] = [
         handle.suspend,
         handle.resume,
-        handle.restart,
         handle.delete,
-        handle.stacks,
-        handle.top,
-        lambda: handle.scale(2),
-        lambda: handle.exec(["true"]),
-        lambda: handle.cp(":/tmp/trace", str(tmp_path)),
-        lambda: handle.cp(str(tmp_path / "train.py"), ":/tmp/"),
     ]
     for call in calls:
         with pytest.raises(flk.JobNotFoundError):
@@ -126,47 +117,3 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
             last()
     assert {request.method for request in fake.requests} == {"GET"}
     assert other.status().uid == other.uid != handle.uid
-
-
-# The commands, by what does the same in Python: a function of flk, or a method of a handle.
-IN_PYTHON = {
-    "submit": flk.submit,
-    "render": flk.render,
-    "list": flk.list,
-    "status": flk.JobHandle.status,
-    "why": flk.JobHandle.why,
-    "logs": flk.JobHandle.logs,
-    "stacks": flk.JobHandle.stacks,
-    "top": flk.JobHandle.top,
-    "wait": flk.JobHandle.wait,
-    "exec": flk.JobHandle.exec,
-    "cp": flk.JobHandle.cp,
-    "scale": flk.JobHandle.scale,
-    "suspend": flk.JobHandle.suspend,
-    "resume": flk.JobHandle.resume,
-    "restart": flk.JobHandle.restart,
-    "delete": flk.JobHandle.delete,
-}
-ON_A_TERMINAL_ONLY = {
-    "init": "it writes a file to start from, and flk.Job has no file",
-    "run": "its ranks share the terminal, and its signals end them",
-    "plan": "it runs the script in processes of its own; -o json is for programs",
-    "bench": "it submits jobs of its own and prints a table; -o json is for programs",
-    "doctor": "it is about the cluster and no job; -o json is for programs",
-    "report": "it writes a page for a browser",
-    "explain": "it prints a page of the documentation",
-    "profile": "it writes files for a browser",
-    "port-forward": "it holds ports of this machine until Ctrl-C",
-}
-OTHER_NAMES = {"get"}  # a command takes the name that it does
-
-
-def test_python_has_the_names_of_the_commands() -> None:
-    assert sorted([*IN_PYTHON, *ON_A_TERMINAL_ONLY]) == sorted(COMMANDS)
-    methods = {name for name in vars(flk.JobHandle) if callable(getattr(flk.JobHandle, name)) and name[0] != "_"}
-    functions = {getattr(flk, name).__name__ for name in dir(flk) if inspect.isfunction(getattr(flk, name))}
-    assert (methods | functions) - OTHER_NAMES <= set(IN_PYTHON)
-    for command, function in IN_PYTHON.items():
-        assert function.__name__ == command
-        assert inspect.signature(function).return_annotation is not inspect.Signature.empty
-        assert (inspect.getdoc(function) or "").endswith(".")

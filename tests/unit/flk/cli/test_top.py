@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
-from flk.cli.top import _JobsReader, measure, top, window
+from flk.cli.top import measure, top, window
 from flk.cli.top_text import Line
-from flk.errors import ApiError, JobNotFoundError, UsageError
+from flk.errors import JobNotFoundError, UsageError
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
@@ -53,8 +51,6 @@ def test_elsewhere_than_on_a_terminal_the_view_is_printed_once(
     out = capsys.readouterr().out
     assert "step 40 of 100   40%   0.5 s/step   30s left" in out
     assert "\x1b" not in out
-    top()
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["gpt", "Running"]
 
 
 def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
@@ -67,41 +63,11 @@ def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) 
     assert commands == []
 
 
-def test_no_jobs_and_no_such_job(fake: FakeApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    top()
-    top(selector="team=nlp")
-    assert capsys.readouterr().err == (
-        "flk: there are no jobs in namespace team\nflk: there are no jobs that match in namespace team\n"
-    )
+def test_which_job(fake: FakeApiServer) -> None:
     with pytest.raises(JobNotFoundError):
         top("bert")
-
-
-def test_a_failure_of_the_server_does_not_end_the_view(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([[], ApiError("the API server is overloaded", status=503)])
-
-    def read(self: _JobsReader) -> Any:
-        answer = next(answers, ApiError("still", status=429))
-        if isinstance(answer, ApiError):
-            raise answer
-        return answer
-
-    shown: list[Line] = []
-
-    def show(lines: Any, changed: threading.Event) -> None:
-        changed.wait(60)
-        shown.extend(lines(200))
-
-    monkeypatch.setattr(_JobsReader, "__call__", read)
-    monkeypatch.setattr("flk.cli.top._on_a_terminal", lambda: True)
-    monkeypatch.setattr("flk.cli.top._show", show)
-    assert top() is None
-    assert "this is the last one: the API server is overloaded" in shown[1].text
-
-
-def test_wrong_options(fake: FakeApiServer) -> None:
-    with pytest.raises(UsageError, match="name a job, or choose jobs with -l, but not both"):
-        top("gpt", selector="a=b")
+    with pytest.raises(UsageError, match="name a job: flk top JOB"):
+        top()
 
 
 def test_a_window_is_bounded_and_its_last_line_has_the_keys() -> None:

@@ -1,4 +1,4 @@
-"""The text of `flk top` at fixed widths, whole: with and without telemetry, slow ranks, a thousand pods, all jobs."""
+"""The text of `flk top` at fixed widths, whole: with and without telemetry, slow ranks, a thousand pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from flk.cli.top_text import Line, TopData, job_lines, jobs_lines, pace_of, sparkline
+from flk.cli.top_text import Line, TopData, job_lines, pace_of, sparkline
 from flk.jobs.state import State
 from flk.observe.progress import Progress
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -128,15 +128,8 @@ def test_a_thousand_pods_take_bounded_rows_and_little_time() -> None:
     assert plain[-1].text == "and 744 more pods"
 
 
-def jobs() -> list[State]:
-    running = replace(state(), progress=[Progress(0, 1200, NOW, 5000, 0.41, 2.31, 12345.0)])
-    stuck = replace(JobBuilder(2, name="bert").pod(0).state(), reason="ImageNotFound")
-    done = JobBuilder(1, name="ada").ended(0, 0).condition("Succeeded").state()
-    return [running, done, stuck]
-
-
-def test_all_jobs(snapshot: SnapshotAssertion) -> None:
-    assert text(jobs_lines(jobs(), NOW, 120)) == snapshot
+def running() -> State:
+    return replace(state(), progress=[Progress(0, 1200, NOW, 5000, 0.41, 2.31, 12345.0)])
 
 
 def test_a_sparkline() -> None:
@@ -146,28 +139,28 @@ def test_a_sparkline() -> None:
 
 
 def test_the_pace_comes_from_telemetry_before_metrics() -> None:
-    found = pace_of(jobs()[0], telemetry())
+    found = pace_of(running(), telemetry())
     assert found is not None
     assert (found.step, found.total, found.step_time) == (490, 1000, 0.41)
     assert found.remaining == pytest.approx(510 * 0.41)
-    assert pace_of(jobs()[0], None) == jobs()[0].progress[0]
-    assert pace_of(jobs()[1], Telemetry(NOW)) is None
+    assert pace_of(running(), None) == running().progress[0]
+    assert pace_of(state(), Telemetry(NOW)) is None
 
 
 def test_two_samples_at_nearly_the_same_time_are_no_peak_of_the_throughput() -> None:
     history = [Sample(NOW + each, 0, 10 * each) for each in range(8)]
     history.insert(4, Sample(NOW + 3.02, 0, 34))
-    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
+    lines = [line.text for line in job_lines(TopData(running(), NOW, Telemetry(NOW, 0, 100, history)), 80)]
     assert [line for line in lines if line.startswith("steps/s 10 ")] == [f"{'steps/s 10':22} ▄▄▄▄▄▄ ▄"]
 
 
 def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_measured_last() -> None:
     history = [Sample(NOW + each, 0, 10 + each * each, step_seconds=0.5 if each == 1 else None) for each in range(4)]
     found = Telemetry(NOW, 0, 100, history)
-    pace = pace_of(jobs()[0], found)
+    pace = pace_of(running(), found)
     assert pace is not None
     assert pace.step_time == 0.5
-    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, found), 80)]
+    lines = [line.text for line in job_lines(TopData(running(), NOW, found), 80)]
     assert [line for line in lines if line.startswith("steps/s 5 ")] == [f"{'steps/s 5':22} ▁▅█"]
 
 
@@ -175,7 +168,7 @@ def axis_of(*times: float) -> str:
     """The line with the axis of time of a job whose samples have these times; the last two are of a second attempt."""
     last = len(times) - 2
     history = [Sample(NOW + time, int(each >= last), each, 1.0) for each, time in enumerate(times)]
-    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
+    lines = [line.text for line in job_lines(TopData(running(), NOW, Telemetry(NOW, 0, 100, history)), 80)]
     return next(line for line in lines if "─" in line)
 
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from flk.cli.logs import parse_ranks
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs.answer import last_answer
-from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
+from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.reader import AT_ONCE, PodLog, PodReader
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.terminal import printable
-from flk_runtime.contract.log_format import ATTEMPT_MARKER, RECORD_MARKER, TELEMETRY_MARKER
+from flk_runtime.contract.log_format import RECORD_MARKER, TELEMETRY_MARKER
 from tests.support.api_server import JOBS, PODS
 from tests.support.jobs import NOW, JobBuilder, record
 
@@ -635,44 +635,3 @@ def test_kept_lines_have_their_times(fake: Any, client: JobClient, monkeypatch: 
     for now, count in ((NOW - 30, 1), (NOW, 0)):
         monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _, now=now: now)
         assert len(list(dump(client, "gpt", LogOptions(since=25)))) == 1 + count
-
-
-def test_the_first_error_is_the_same_when_the_job_is_gone(fake: Any, client: JobClient) -> None:
-    add_job(fake, 2)
-    attempts = [f"[pod 1] {ATTEMPT_MARKER}{number}\n" + trace(2, "ValueError: bad") for number in (1, 2)]
-    fake.written = {"gpt-worker-0": "[rank 0] hello\n", "gpt-worker-1": "".join(attempts)}
-    list(dump(client, "gpt", LogOptions()))
-    before = [one.text for one in first_error(client, "gpt", LogOptions())]
-    fake.delete_all()
-    after = [one.text for one in first_error(client, "gpt", LogOptions())]
-    assert before == after
-    assert before.count("[rank 2] ValueError: bad") == 1
-
-
-# The first error
-
-TRACE = 'Traceback (most recent call last):\n{0}  File "train.py", line 9, in <module>\n{0}{1}'
-
-
-def trace(rank: int, error: str) -> str:
-    return f"[rank {rank}] step 5\n[rank {rank}] " + TRACE.format(f"[rank {rank}] ", error) + "\n"
-
-
-def test_first_error_shows_one_rank_and_counts_consequences(fake: Any, client: JobClient) -> None:
-    add_job(fake, 4)
-    broken = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:1"
-    for number in range(4):
-        cause = "ValueError: sample 371" if number == 2 else broken
-        fake.written[f"gpt-worker-{number}"] = trace(2 * number, cause)
-    lines = list(first_error(client, "gpt", LogOptions()))
-    shown = [one.text for one in lines if not one.note]
-    assert shown[0] == "[rank 4] step 5"
-    assert shown[-1] == "[rank 4] ValueError: sample 371"
-    (note,) = [one.text for one in lines if one.note]
-    assert note == f"3 other ranks failed as a consequence (ranks 0, 2, 6), most with: {broken}"
-
-
-def test_first_error_of_a_job_without_one(fake: Any, client: JobClient) -> None:
-    add_job(fake, 1)
-    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
-    assert [one.text for one in first_error(client, "gpt", LogOptions())] == ["no rank of job gpt has printed an error"]

@@ -15,6 +15,7 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
+from flk_runtime.run.lines import Lines
 from flk_runtime.run.models import Models
 from flk_runtime.run.run import Run
 from flk_runtime.run.saves import Saves
@@ -52,6 +53,20 @@ def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() 
         steps.record(None, {}, samples=1, epoch=lambda: None)
     assert printed == [23]
     assert [call.args for call in saves.save_after_step.call_args_list] == [(0, 9), (9, 23), (23, 24)]
+
+
+def test_a_loop_of_known_length_tells_the_steps_of_the_job_once(capsys: pytest.CaptureFixture[str]) -> None:
+    options = SimpleNamespace(log_every=10, begin_recording=None)
+    page = ProgressPage.private()
+    context: Any = SimpleNamespace(options=options, page=page, lines=Lines(0, 1), rank=0, world_size=1)
+    steps = Steps(context, MagicMock(**{"manager.steps": 30}), MagicMock())
+    batches = Batches(context, steps, MagicMock(), MagicMock())
+    batches.begin_steps(40)  # no line of metrics follows that could say what is left
+    with torch.no_grad():
+        batches.begin_steps(200)  # an evaluation
+    for _ in range(2):
+        batches.begin_steps(60)
+    assert capsys.readouterr().out == '{"step": 30, "total": 60}\n'
 
 
 def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() -> None:

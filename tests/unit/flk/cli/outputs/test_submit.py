@@ -26,7 +26,7 @@ def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
 def test_every_option_with_a_value_is_here_with_a_wrong_one() -> None:
     wrong = {word for options in WRONG_OPTIONS for word in options.split() if word.startswith("--")}
     known = {p.opts[0] for p in cli.load("submit").params if p.param_type_name == "option" and not p.is_flag}
-    assert known - {"--help", "--as", "--as-group"} <= wrong  # any text may be the name of a user
+    assert known - {"--help", "--as"} <= wrong  # any text may be the name of a user
 
 
 @pytest.mark.parametrize("mistake", usage.JOB_FILES)

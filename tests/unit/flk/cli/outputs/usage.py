@@ -94,10 +94,7 @@ JOB_OPTIONS = [
 ]
 # What `flk run` and `flk render`, which read the same options, are tested with.
 SOME_JOB_OPTIONS = ["--file nope.yaml", "--replicas 0", "--env RANK=1", "--volume /data", "--ship 'nope*'"]
-CLUSTER_OPTIONS = [
-    *("--context nowhere", "--namespace A", "--namespace ''", "--kubeconfig nope", "--request-timeout 1x"),
-    *("--server api.example.com", "--cluster nowhere", "--user nobody", "--token 'a token'"),
-]
+CLUSTER_OPTIONS = ["--context nowhere", "--namespace A", "--namespace ''", "--kubeconfig nope", "--request-timeout 1x"]
 
 JOB_FILES = {
     "unknown key": "command: train.py\nreplica: 4\n",
