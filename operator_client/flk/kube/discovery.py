@@ -28,7 +28,7 @@ UNSERVED_KEPT: Final = 30.0  # seconds for which a list relies on an answer that
 FRESH: Final = 10.0  # seconds for which an answer of this process is not asked for again
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
-Groups = Mapping[str, Mapping[str, "list[str] | None"]]  # by group and version: the plurals; None: unknown
+Groups = Mapping[str, Mapping[str, "list[str]"]]  # by group and version: the plurals
 _Known = tuple[float, Groups]  # an answer of the server, and when it was given
 
 
@@ -141,17 +141,14 @@ class Discovery:
             write_whole(self._path, json.dumps({"time": known[0], "groups": known[1]}).encode())
 
 
-def _has(versions: Mapping[str, list[str] | None], version: str, resource: Resource) -> bool:
+def _has(versions: Mapping[str, list[str]], version: str, resource: Resource) -> bool:
     """Return whether a version of a group has the kind of objects: a group may have others in it."""
-    plurals = versions.get(version, [])
-    return plurals is None or resource.plural in plurals
+    return resource.plural in versions.get(version, [])
 
 
 def _parsed(document: Object) -> Groups:
-    """Return the groups of an aggregated discovery, or of a list of groups, which names no kinds (Kubernetes 1.25)."""
+    """Return the groups of an aggregated discovery."""
     try:
-        if "groups" in document:
-            return {str(g["name"]): {str(v["version"]): None for v in g["versions"]} for g in document["groups"]}
         return {
             str(group["metadata"]["name"]): {
                 str(version["version"]): [str(each["resource"]) for each in version.get("resources") or []]

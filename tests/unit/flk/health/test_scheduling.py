@@ -268,9 +268,9 @@ def test_who_may_add_nodes() -> None:
 
 def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
-    read = dict.fromkeys(("version", "api", "rights", "quotas", "limit_ranges"), nothing)
+    read = dict.fromkeys(("version", "api", "rights"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, skew=0, controllers={}, nodes=nodes, running=[], autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, running=[], autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:
