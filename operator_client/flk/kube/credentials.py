@@ -1,7 +1,7 @@
 """Credentials for requests to an API server: headers and client certificates of a kubeconfig user, renewed in time.
 
-flk reads these itself: importing the kubernetes package takes 300 ms, more than all the rest of `flk status`, its reader
-ignores impersonation, and its renewal takes no lock.
+flk reads these itself: importing the kubernetes package takes 300 ms, more than all the rest of `flk status`, its
+reader ignores impersonation, and its renewal takes no lock.
 """
 
 from __future__ import annotations

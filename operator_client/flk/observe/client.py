@@ -189,8 +189,8 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind is
-        served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
+        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind
+        is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))

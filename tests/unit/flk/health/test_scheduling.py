@@ -192,21 +192,6 @@ def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
     assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
 
 
-@pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
-@pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
-def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None:
-    job = pending(message)
-    job.container["resources"] = {"requests": {"cpu": "8"}}
-    for pod in job.pods.values():
-        pod["spec"]["nodeSelector"] = {"gpu": "h100"} if message == SELECTOR else {}
-    assert derive(later(job, nodes={"a": node()})).phase == Phase.STUCK
-    for pod in job.pods.values():
-        pod["metadata"]["annotations"] = {f"{group}/consume-provisioning-request": "gpt-nodes"}
-    view = later(job, nodes={"a": node()})
-    assert derive(view).phase == Phase.PENDING
-    assert find(view)[0].evidence[-1].text == "gpt-nodes"
-
-
 def in_queue() -> JobBuilder:
     job = JobBuilder()
     job.job["spec"]["runPolicy"]["suspend"] = True
