@@ -46,9 +46,6 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "accepted": pool.submit(_accepted, client),
             "nodes": pool.submit(_list, client, RequestTarget(resources.NODES)),
-            "running": pool.submit(
-                _list, client, RequestTarget(resources.PODS), "status.phase!=Succeeded,status.phase!=Failed"
-            ),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
@@ -111,9 +108,8 @@ def _call(client: JobClient, verb: str, target: RequestTarget, **how: Any) -> Ob
     return _attempt(lambda: client.api.call(verb, target, **how))
 
 
-def _list(client: JobClient, target: RequestTarget, fields: str = "") -> list[Object] | Unreadable:
-    query = {"fieldSelector": fields} if fields else None
-    return _attempt(lambda: client.api.list_all(target, query)[0])
+def _list(client: JobClient, target: RequestTarget) -> list[Object] | Unreadable:
+    return _attempt(lambda: client.api.list_all(target)[0])
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:

@@ -231,17 +231,6 @@ def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], pla
     assert unknown.sentence == "it waits in queue gold: insufficient quota for gpu"
 
 
-@pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
-def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
-    job = in_queue()
-    reserved = {"type": "QuotaReserved", "status": "True", "message": "Quota reserved in ClusterQueue c"}
-    check = {"name": "dws", "state": state, "message": "waiting for nodes", "lastTransitionTime": MADE}
-    status = {"conditions": [reserved], "admissionChecks": [{"name": "other", "state": "Ready"}, check]}
-    (cause,) = find(job.view(workloads=[{"metadata": {"name": "w"}, "status": status}]))
-    assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", state != "Rejected")
-    assert f"the admission check dws holds it back ({state}: waiting for nodes)" in cause.sentence
-
-
 def test_who_may_add_nodes() -> None:
     assert of_cluster([node()], False, False) == ""
     assert of_cluster([node(providerID="kind://docker/flk/a")], False, False) == ""
@@ -255,7 +244,7 @@ def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
     read = dict.fromkeys(("version", "api", "rights"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, controllers={}, nodes=nodes, running=[], autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:
