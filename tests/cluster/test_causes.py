@@ -228,14 +228,7 @@ def _cluster_wide(names: dict[str, str], run: str) -> list[Object]:
     policy = f"flk-test-{run}"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     group = "admissionregistration.k8s.io/v1"
-    driver = [{"cel": {"expression": "device.driver == 'example.com'"}}]
     return [
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": names["plain"]},
-            "spec": {"selectors": driver},
-        },
         {
             "apiVersion": group,
             "kind": "ValidatingAdmissionPolicy",
@@ -307,12 +300,6 @@ def _attached_volume(name: str, run: str, node: str) -> list[Object]:
     ]
 
 
-def _device_template(namespace: str, name: str, device_class: str) -> Object:
-    request = {"name": "device", "exactly": {"deviceClassName": device_class}}
-    spec = {"spec": {"devices": {"requests": [request]}}}
-    return _object("resource.k8s.io/v1", "ResourceClaimTemplate", namespace, name, spec=spec)
-
-
 def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str) -> list[Object]:
     """The objects that jobs name, registries that have no image, and pods that hold volumes and claims on a node."""
     plain = names["plain"]
@@ -330,8 +317,6 @@ def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str
         _object("v1", "Secret", plain, "present", stringData={"other": "x"}),
         _object("v1", "ConfigMap", plain, "foreign", binaryData={"program": FOREIGN_PROGRAM}),
         _claim(plain, "unbound", "nowhere"),
-        _device_template(plain, "of-no-class", "absent.example.com"),
-        _device_template(plain, "of-no-driver", names["plain"]),
         _claim(plain, "local", "standard"),
         _claim(plain, "leaving", "nowhere"),
         attached_claim,

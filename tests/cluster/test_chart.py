@@ -255,7 +255,6 @@ def test_role_has_every_right_that_commands_use_and_no_other(
         "volumes": ["data:/data"],
         "pods": {"service_account": "trainer"},
         "resources": {"cpu": 1},
-        **({} if name == "trainjob" else {"claims": ["devices"]}),  # which a TrainJob cannot have
     }
     (tmp_path / "full.yaml").write_text(json.dumps({"command": "train.py", "target": name, **fields}))
     used: set[tuple[str, str, str]] = set()
@@ -290,8 +289,7 @@ def test_role_has_every_right_that_commands_use_and_no_other(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    of_claims = {("resource.k8s.io", "resourceclaimtemplates", "get")} if name == "trainjob" else set()
-    assert used == granted - of_claims
+    assert used == granted
     refused = subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "get", "secrets"], capture_output=True, text=True)
     assert refused.returncode != 0
     assert "forbidden" in refused.stderr

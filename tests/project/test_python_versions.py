@@ -17,7 +17,7 @@ from tests.support.requirements import locked, may_install, unavailable
 
 ROOT = Path(__file__).parents[2]
 # Of the packages with the tests, those that bring no torch and that the client's tests use.
-USED = ("hypothesis", "jsonschema", "pysocks", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
+USED = ("hypothesis", "jsonschema", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
 VERSIONS = ["3.10", "3.12", "3.13", "3.14"]  # beside 3.11, which all tests run on
 OF_TORCH = "tests/unit/flk/test_bench.py"
 

@@ -107,9 +107,3 @@ def with_volume(
     """A job whose pods have a volume at /data. ``how`` are further fields of their spec."""
     pod, container = _volume(source, **mount or {})
     return job(name, command=command, pod={**pod, **how}, container=container)
-
-
-def with_device(name: str, template: str) -> Object:
-    """A job whose pods claim a device by a template."""
-    claims = {"resourceClaims": [{"name": "device", "resourceClaimTemplateName": template}]}
-    return job(name, pod=claims, container={"resources": {**SMALL, "claims": [{"name": "device"}]}})

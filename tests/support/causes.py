@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 
 from flk_runtime.contract.failure import ExitCode
-from tests.support.cause_cases import Case, Expected, env_from, job, python, with_device, with_volume
+from tests.support.cause_cases import Case, Expected, env_from, job, python, with_volume
 from tests.support.ending_causes import ENDING, LAUNCHED, RANKS
 
 # The head of a program for another processor: ELF, 64 bits, little endian, AArch64.
@@ -127,11 +127,6 @@ SCHEDULING = (
             pod={"nodeSelector": {"kubernetes.io/hostname": "OTHER-NODE"}},
             container={"ports": [{"containerPort": 9, "hostPort": "HOST-PORT"}]},
         ),
-    ),
-    Case(
-        "device-class-missing",
-        Expected("Unschedulable", "device class absent.example.com does not exist", "absent", "describe pod"),
-        with_device("device-class-missing", "of-no-class"),
     ),
     Case(
         "selector",

@@ -247,13 +247,6 @@ raise AcceleratorError("CUDA error: device-side assert triggered")""",
         namespace="restricted",
     ),
     Case(
-        "gpu-idle",
-        Expected("GpusIdle", "leaves its GPUs idle", "none of the job was busy", "--idle-timeout", ExitCode.TIMEOUT),
-        job={"replicas": 1, "idle_timeout": "1s"},
-        nvml="idle",
-        namespace="restricted",
-    ),
-    Case(
         "unkillable",
         Expected("NodeUnhealthy", "has a rank that survives SIGKILL", "rank 0, process", "cordon"),
         job={"replicas": 1, "processes": 2, "restarts": 0, "disruptions": 0, "env": {"FLK_KILL_TIMEOUT": "1"}},

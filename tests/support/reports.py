@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from flk import labels
-from flk.manifest.git import DIFF_LIMIT
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
@@ -137,5 +136,4 @@ def report(pods: int = 4, processes: int = 8, name: str = "gpt", **changes: Any)
 def largest() -> Report:
     """The report about a job of 1,000 pods, in which every list and text is as long as it may be."""
     lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
-    made = report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT), excerpts=lines)
-    return replace(made, submitted=replace(made.submitted, diff="+x\n" * (DIFF_LIMIT // 3)))
+    return report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT), excerpts=lines)

@@ -195,12 +195,6 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
         str | None,
         typer.Option("--file", "-f", metavar="FILE", help="Job file; - is stdin. Default: flk.yaml, if it exists."),
     ] = None,
-    env_file: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="File of variables of every rank, NAME=VALUE in each line; --env wins. Repeatable."
-        ),
-    ] = None,
     no_ship: Annotated[
         bool, typer.Option("--no-ship", help="Ship nothing: the image contains the code and flk_runtime.")
     ] = False,
@@ -214,7 +208,7 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
 def _job_parameters() -> dict[str, inspect.Parameter]:
     """Return the parameters of a command that takes a job; the flags of the job's fields come from FLAGS_FILE."""
     first = dict(inspect.signature(_command_options, eval_str=True).parameters)
-    last = {name: first.pop(name) for name in ("env_file", "no_ship", "help_all")}
+    last = {name: first.pop(name) for name in ("no_ship", "help_all")}
     flags = json.loads(FLAGS_FILE.read_text())
     return first | {parameter.name: parameter for parameter in map(_parameter, flags)} | last
 

@@ -123,8 +123,6 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         )
     if state.slow:
         lines += ["", *(slow.summary for slow in state.slow)]
-    if state.clocks:
-        lines += ["", f"clocks differ from the clock of pod 0: {state.clocks}"]
     if state.failure and state.failure.details:
         lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
     width = 0 if wide else width_of(sys.stdout)

@@ -270,18 +270,13 @@ class Cluster:
     namespace: str
     commands: Commands  # makes the commands that are suggested
     version: Object | Unreadable  # of the API server
-    skew: float  # seconds by which this machine's clock is behind the API server's
     api: Resource | Unreadable  # the target's objects, in the version that the cluster serves
     controllers: Mapping[str, Sequence[Object] | Unreadable]  # Deployments of the target's controllers, by check
     rights: Mapping[tuple[str, str], bool] | Unreadable  # by verb and resource: whether the user may do it
-    quotas: Sequence[Object] | Unreadable
-    limit_ranges: Sequence[Object] | Unreadable
     nodes: Sequence[Object] | Unreadable
-    running: Sequence[Object] | Unreadable  # pods of all namespaces that have not ended
     autoscaler: str = ""  # who may add nodes; empty: nobody is known to
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
-    devices: Resource | Unreadable | None = None  # the templates of claims of devices; None: the pods claim none
     target: Target = DEFAULT  # the target of jobs
     gang: Gang | None = None  # the gang scheduler of the job
     gang_api: Resource | Unreadable | None = None  # its PodGroups; None: no gang
@@ -317,19 +312,6 @@ class Pods:
     def claims(self) -> list[str]:
         """Names of the PersistentVolumeClaims that the pods mount."""
         return sorted(set(claims_of(self.template)))
-
-    @property
-    def device_claims(self) -> list[tuple[str, str]]:
-        """What the pods claim devices by: ``resourceclaimtemplates`` or ``resourceclaims``, and the name."""
-        found = set()
-        for claim in self.spec.get("resourceClaims") or []:
-            for field_name, kind in (
-                ("resourceClaimTemplateName", "resourceclaimtemplates"),
-                ("resourceClaimName", "resourceclaims"),
-            ):
-                if claim.get(field_name):
-                    found.add((kind, str(claim[field_name])))
-        return sorted(found)
 
     @property
     def mounted(self) -> list[tuple[str, str]]:

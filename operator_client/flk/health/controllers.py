@@ -19,12 +19,11 @@ from flk.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 
 NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything
-OLDEST_KUBERNETES: Final = (1, 25)
+OLDEST_KUBERNETES: Final = (1, 29)
 _INSTALL: Final = {
     "pytorchjob": "; `k8s/install-operator` installs it",
     "trainjob": "; `k8s/install-trainer` installs it",
 }
-_SKEW: Final = 60.0  # seconds: from here on ages and timeouts are misleading
 OLDEST_OPERATOR: Final = (1, 7)
 
 
@@ -39,7 +38,7 @@ def before(cluster: Cluster) -> Iterator[Result]:
 
 
 def _check_server(cluster: Cluster) -> Iterator[Result]:
-    """Check the version and the clock of the API server."""
+    """Check the version of the API server."""
     if isinstance(cluster.version, Unreadable):
         yield Result("kubernetes", Level.UNKNOWN, f"the API server does not tell its version: {cluster.version.reason}")
         return
@@ -52,10 +51,6 @@ def _check_server(cluster: Cluster) -> Iterator[Result]:
         )
     else:
         yield Result("kubernetes", Level.OK, f"the API server answers, version {text}")
-    if abs(cluster.skew) > _SKEW:
-        side = "behind" if cluster.skew > 0 else "ahead of"
-        found = f"this machine's clock is {abs(cluster.skew):.0f} s {side} the server's"
-        yield Result("clock", Level.WARNING, found, "set this machine's clock: credentials may count as expired")
 
 
 def _check_namespace(cluster: Cluster) -> Iterator[Result]:
@@ -153,10 +148,8 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
             *((verb, "configmaps") for verb in ("get", "list", "patch")),
         ],
         "doctor": [
-            *(("list", resource) for resource in ("resourcequotas", "limitranges")),
             ("get", "persistentvolumeclaims"),
             ("get", "localqueues.kueue.x-k8s.io"),
-            ("get", "resourceclaimtemplates.resource.k8s.io"),
         ],
         "status": state,
         "why": [

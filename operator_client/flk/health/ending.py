@@ -140,17 +140,6 @@ def _deadline(view: JobView) -> Found | None:
     return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
 
 
-def _idle(view: JobView) -> Found | None:
-    failure = job_failure(view)
-    if failure is None or failure.kind is not Kind.IDLE:
-        return None
-    cure = (
-        f"{view.flk('restart')} goes on after the last checkpoint in storage; find what the ranks wait for, "
-        "with flk stacks while the job runs, or allow more by --idle-timeout"
-    )
-    return Found(failure.summary, cure, failure_evidence(view, failure))
-
-
 def _unknown_end(view: JobView) -> Found | None:
     if not view.failed or job_failure(view) is not None:
         return None
@@ -194,11 +183,6 @@ CAUSES: Final = (
     Cause(
         "DeadlineExceeded",
         _deadline,
-        ExitCode.TIMEOUT,
-    ),
-    Cause(
-        "GpusIdle",
-        _idle,
         ExitCode.TIMEOUT,
     ),
     Cause(

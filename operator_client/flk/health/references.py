@@ -23,7 +23,6 @@ from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
 from flk.units import created_at
-from flk_runtime.contract import user_env
 
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
@@ -34,14 +33,8 @@ _ABSENT: Final = re.compile(
 _KINDS: Final = {
     "secret": "Secret",
     "configmap": "ConfigMap",
-    "resourceclaimtemplates": "ResourceClaimTemplate",
-    "resourceclaims": "ResourceClaim",
 }
 
-
-_ONE_POD: Final = "ReadWriteOncePod"
-_READ_ONLY: Final = "ReadOnlyMany"
-_WAITS: Final = "WaitForFirstConsumer"
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
 _CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
 _OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume's node affinity")
@@ -54,10 +47,9 @@ _MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check the objects that the pods name: Secrets, ConfigMaps, PersistentVolumeClaims and claims of devices."""
+    """Check that the objects exist that the pods name: Secrets, ConfigMaps and PersistentVolumeClaims."""
     yield from _check_objects(cluster, pods)
     yield from _check_claims(cluster, pods)
-    yield from _check_devices(cluster, pods)
 
 
 def _check_objects(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -99,7 +91,7 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
 
 
 def _check_claims(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the claims exist, are or will be bound, and can be mounted by all pods."""
+    """Check that the PersistentVolumeClaims exist."""
     fine: list[str] = []
     for name in pods.claims:
         claim = cluster.named.get(("persistentvolumeclaims", name))
@@ -109,88 +101,9 @@ def _check_claims(cluster: Cluster, pods: Pods) -> Iterator[Result]:
             found, unread = f"there is no PersistentVolumeClaim {name}", f"PersistentVolumeClaim {name} cannot be read"
             yield claim.result("claim", found, remedy, "ClaimMissing", unread=unread)
         elif claim is not None:
-            problems = list(_claim_problems(cluster, pods, name, claim))
-            yield from problems
-            if not problems:
-                modes = ", ".join(claim["spec"].get("accessModes") or [])
-                fine.append(f"{name} ({modes})")
+            fine.append(name)
     if fine:
         yield Result("claim", Level.OK, f"exist: {', '.join(fine)}")
-
-
-def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> Iterator[Result]:
-    what = f"PersistentVolumeClaim {name}"
-    modes: Sequence[str] = claim["spec"].get("accessModes") or []
-    describe = cluster.commands.kubectl(f"describe pvc {name}")
-    many = "use a claim with access mode ReadWriteMany, or --replicas 1"
-    if claim["metadata"].get("deletionTimestamp"):
-        yield Result("claim", Level.FAILED, f"{what} is being deleted", "use another claim", "ClaimMissing")
-    phase = (claim.get("status") or {}).get("phase")
-    if phase == "Lost":
-        yield Result("claim", Level.FAILED, f"{what} has lost its volume", describe, "ClaimUnbound")
-    if phase == "Pending" and not _waits_for_pod(cluster, claim):
-        found = f"{what} is not bound to a volume yet; pods wait for it"
-        yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
-    if pods.count > 1 and list(modes) == [_ONE_POD]:
-        found = f"{what} can be mounted by one pod only ({_ONE_POD}), and the job has {pods.count}"
-        yield Result("claim", Level.FAILED, found, many, "Unschedulable")
-    elif list(modes) == [_READ_ONLY] and _written(pods, name):
-        found = f"{what} is read-only ({_READ_ONLY}), and checkpoints go to it"
-        yield Result("claim", Level.FAILED, found, "use a claim with access mode ReadWriteMany", "VolumeFailed")
-    elif pods.count > 1 and not {"ReadWriteMany", _READ_ONLY} & set(modes):
-        found = (
-            f"{what} can be mounted on one node at a time only ({', '.join(modes)}), and the job has {pods.count} pods"
-        )
-        yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
-
-
-def _written(pods: Pods, claim: str) -> bool:
-    """Return whether checkpoints go to a claim, by the variable that names their folder."""
-    volumes = {
-        volume["name"]
-        for volume in pods.spec.get("volumes") or []
-        if (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
-    }
-    for container in pods.containers:
-        environment = {variable["name"]: str(variable.get("value")) for variable in container.get("env") or []}
-        folder = environment.get(str(user_env.CHECKPOINT), "")
-        for mount in container.get("volumeMounts") or []:
-            if mount["name"] in volumes and f"{folder}/".startswith(f"{mount['mountPath']}/"):
-                return True
-    return False
-
-
-def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
-    """Return whether the claim's volume is made only when a pod uses it; also where the class cannot be read."""
-    storage_class = cluster.named.get(("storageclasses", str(claim["spec"].get("storageClassName") or "")))
-    if storage_class is None or isinstance(storage_class, Unreadable):
-        return True
-    return bool(storage_class.get("volumeBindingMode") == _WAITS)
-
-
-def _check_devices(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the cluster knows claims of devices, and that the templates and claims that the pods name exist."""
-    if not pods.device_claims:
-        return
-    served = cluster.devices
-    if isinstance(served, Unreadable):
-        if served.missing:
-            remedy = served.remedy or "claims of devices need Kubernetes 1.34; leave out --claim"
-            yield Result("devices", Level.FAILED, served.reason, remedy)
-        else:
-            yield Result("devices", Level.UNKNOWN, f"{served.reason}")
-        return
-    fine: list[str] = []
-    for plural, name in pods.device_claims:
-        kind, item = _KINDS[plural], cluster.named.get((plural, name))
-        if not isinstance(item, Unreadable):
-            fine.append(name)
-        else:
-            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
-            missing, unread = f"there is no {kind} {name}", f"{kind} {name} cannot be read"
-            yield item.result("devices", missing, remedy, "Unschedulable", unread=unread)
-    if fine:
-        yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
 
 
 def _reference_missing(view: JobView) -> Found | None:

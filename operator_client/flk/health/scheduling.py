@@ -44,7 +44,7 @@ from flk.health.cluster import (
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
-from flk.observe.pods import conditions, one_line, phase_of
+from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
 from flk.units import created_at
 from flk_runtime.contract.quantities import plural
@@ -124,13 +124,7 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
-    """Return the finding that no node can take pods, with more time where nodes may come.
-
-    A ProvisioningRequest may take hours, and the autoscaler of a cloud some minutes until it speaks.
-    """
-    requested = [item for pod in view.unschedulable for item in _provisioning(view, pod)]
-    if requested:
-        return replace(finding, resolves_itself=True, evidence=[*finding.evidence, requested[0]])
+    """Return the finding that no node can take pods, with more time for the autoscaler of a cloud until it speaks."""
     nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
@@ -139,16 +133,6 @@ def with_patience(view: JobView, finding: Finding) -> Finding:
     text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
     evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
     return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
-
-
-def _provisioning(view: JobView, pod: PodState) -> list[Evidence]:
-    """Return the ProvisioningRequest that makes the nodes of a pod, as in GKE's flex-start; empty if it names none."""
-    notes = view.objects[pod.name]["metadata"].get("annotations") or {}
-    return [
-        Evidence(f"pod {pod.name}", str(name), f"metadata.annotations[{key}]")
-        for key, name in notes.items()
-        if key.endswith("/consume-provisioning-request")
-    ]
 
 
 def _adds(event: Object) -> bool:
@@ -194,7 +178,7 @@ _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control 
 
 
 def gpus(cluster: Cluster) -> Iterator[Result]:
-    """Say how many GPUs the nodes offer, and how many are free."""
+    """Say how many GPUs the nodes offer."""
     if isinstance(cluster.nodes, Unreadable):
         yield Result("gpus", Level.UNKNOWN, f"the nodes cannot be read: {cluster.nodes.reason}")
         return
@@ -203,16 +187,12 @@ def gpus(cluster: Cluster) -> Iterator[Result]:
         for name, amount in allocatable(node).items():
             if is_accelerator(name):
                 offered[name] = offered.get(name, 0.0) + amount
-    used = _used_by_node(cluster)
-    texts = []
-    for name, total in sorted(offered.items()):
-        taken = None if used is None else sum(amounts.get(name, 0.0) for amounts in used.values())
-        texts.append(f"{total:.0f} {name}" + ("" if taken is None else f", {max(0.0, total - taken):.0f} free"))
-    yield Result("gpus", Level.OK, "; ".join(texts) if texts else "no node offers GPUs")
+    texts = [f"{total:.0f} {name}" for name, total in sorted(offered.items())]
+    yield Result("gpus", Level.OK, "; ".join(texts) or "no node offers GPUs")
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Compare the job with what fits on the nodes that its selector and tolerations allow, empty and as they are."""
+    """Compare the job with what fits on the nodes that its selector and tolerations allow, if they are empty."""
     if isinstance(cluster.nodes, Unreadable):
         yield Result("capacity", Level.UNKNOWN, f"the nodes cannot be read: {cluster.nodes.reason}")
         return
@@ -227,32 +207,18 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
         yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
         return
-    empty = [fitting(allocatable(node), pods.requests) for node in allowed]
-    most = sum(count for count, _ in empty)
+    most = sum(fitting(allocatable(node), pods.requests)[0] for node in allowed)
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
     size = f"pods of {each}" if each else "pods"
-    nodes, used = plural(len(allowed), "node"), _used_by_node(cluster)
+    held = f"{plural(len(allowed), 'node')} could hold {most} {size} if they were empty, and the job has {pods.count}"
+    if most >= pods.count:
+        yield Result("capacity", Level.OK, held)
+        return
     able = _kept_away(cluster.nodes, pods)
-    others = _others(able, pods.spec)
     may = any(_takes_tolerations(node, pods.spec) for node in able)
     tolerate = "; --toleration KEY if the job may run on the others" if may else ""
-    if most < pods.count:
-        found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}{others}"
-        yield _no_node(cluster, found, f"use fewer or smaller pods, or add nodes{tolerate}", SHORT)
-        return
-    if used is None:
-        found = f"{nodes} can hold the job when they are empty; what is in use cannot be read"
-        yield Result("capacity", Level.UNKNOWN, found)
-        return
-    free = [fitting(_free(node, used), pods.requests) for node in allowed]
-    now = sum(count for count, _ in free)
-    if now < pods.count:
-        found = f"{now} {size} fit now, and the job has {pods.count}: it must wait until others end{others}"
-        remedy = f"--replicas {now} would start now{tolerate}" if now else tolerate.removeprefix("; ")
-        yield Result("capacity", Level.WARNING, found, remedy, SHORT)
-    else:
-        found = f"the largest job of {size} that fits now has {plural(now, 'pod')}; this one has {pods.count}"
-        yield Result("capacity", Level.OK, found)
+    remedy = f"use fewer or smaller pods, or add nodes{tolerate}"
+    yield _no_node(cluster, f"{held}{_others(able, pods.spec)}", remedy, SHORT)
 
 
 def _no_node(cluster: Cluster, found: str, remedy: str, code: str) -> Result:
@@ -261,25 +227,6 @@ def _no_node(cluster: Cluster, found: str, remedy: str, code: str) -> Result:
         return Result("capacity", Level.FAILED, found, remedy, code)
     added = f"{found}: no node now; an autoscaler may add one ({cluster.autoscaler})"
     return Result("capacity", Level.WARNING, added, f"if it adds none: {remedy}", code)
-
-
-def _used_by_node(cluster: Cluster) -> dict[str, Amounts] | None:
-    """Return the requests of the pods on each node; None if the pods of all namespaces cannot be read."""
-    if isinstance(cluster.running, Unreadable):
-        return None
-    used: dict[str, Amounts] = {}
-    for pod in cluster.running:
-        node = pod["spec"].get("nodeName")
-        if node and phase_of(pod) not in ("Succeeded", "Failed"):
-            amounts = used.setdefault(node, {})
-            for name, amount in {**requests(pod["spec"]), "pods": 1.0}.items():
-                amounts[name] = amounts.get(name, 0.0) + amount
-    return used
-
-
-def _free(node: Object, used: dict[str, Amounts]) -> Amounts:
-    taken = used.get(node["metadata"]["name"], {})
-    return {name: amount - taken.get(name, 0.0) for name, amount in allocatable(node).items()}
 
 
 def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:

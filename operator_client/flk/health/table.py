@@ -19,7 +19,7 @@ from flk.health import (
     starting,
 )
 from flk.health.cause import Cause
-from flk.health.cluster import Cluster, Level, Pods, Result
+from flk.health.cluster import Cluster, Pods, Result
 from flk.health.scheduling import UNSCHEDULABLE
 from flk.observe.model import Finding
 from flk.observe.needs import may_be_of_hardware
@@ -80,10 +80,7 @@ def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:
     results = [result for check in OF_CLUSTER for result in check(cluster)]
     if pods is None or any(result.check == controllers.NAMESPACE for result in results):
         return results
-    of_job = [result for check in OF_JOB for result in check(cluster, pods)]
-    # The API server's refusal of a pod repeats what a check of its own has found.
-    found = any(result.level is Level.FAILED and result.code != admission.REFUSED for result in of_job)
-    return results + [result for result in of_job if not found or result.code != admission.REFUSED]
+    return results + [result for check in OF_JOB for result in check(cluster, pods)]
 
 
 def find(view: JobView) -> list[Finding]:

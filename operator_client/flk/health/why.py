@@ -99,7 +99,6 @@ def diagnose(view: JobView) -> Diagnosis:
                 *_other_findings(view, found),
                 *_attempts(earlier),
                 *_quarantine(view),
-                *_clocks(view),
                 *_ends(view, cause),
                 *_events(view, cause),
             ],
@@ -219,12 +218,6 @@ def _quarantine(view: JobView) -> list[Other]:
         )
         for each in view.quarantine
     ]
-
-
-def _clocks(view: JobView) -> list[Other]:
-    """Return the pods of the latest attempt whose clocks differ much from pod 0's."""
-    why_not = "times in logs and records differ by as much, and nothing else depends on them"
-    return [Other(f"clocks differ from the clock of pod 0: {view.clocks}", why_not)] if view.clocks else []
 
 
 def _ends(view: JobView, cause: Finding | None) -> list[Other]:

@@ -75,7 +75,6 @@ class Answer:
     view: JobView | None = None  # what it was read from; None: it was kept
     pods: Sequence[str] = ()  # names of all pods
     lines: Mapping[str, Lines] = field(default_factory=dict)  # the last ones of pods
-    diff: str = ""  # of git, from the commit of the job to the code that was submitted, without secrets
     gone: bool = False  # the job does not exist any more
 
     def as_of(self, now: float) -> str:
@@ -93,7 +92,6 @@ class _Kept:
     report: Diagnosis
     pods: list[str]
     lines: dict[str, list[list[str]]]
-    diff: str = ""
     schema: str = SCHEMA
 
 
@@ -151,10 +149,10 @@ def last_answer(client: JobClient, name: str, uid: str = "") -> Answer | None:
     return max(found, key=lambda answer: answer.time, default=None)
 
 
-def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = None, *, diff: str = "") -> None:
+def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = None) -> None:
     """Keep an answer in place of an earlier one about this job, without the secrets of its object.
 
-    Lines and diff of the earlier one stay where there are no new ones. Answers about jobs that the user has neither
+    Lines of the earlier one stay where there are no new ones. Answers about jobs that the user has neither
     submitted from here nor named are not kept. A folder that cannot be written disturbs no command.
     """
     view = answer.view
@@ -178,7 +176,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         masked(answer.report, secrets),
         [pod.name for pod in view.pods],
         dict(every[-(len(view.pods) + EARLIER_PODS) :]),
-        diff or (before.diff if before else ""),
     )
     content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
     if len(content) > MAX_READ:
@@ -272,7 +269,7 @@ def _read(client: JobClient, name: str, uid: str) -> Answer | None:
         kept = _load(candidate)
         if kept is not None and ref.target in (None, target_of({"kind": kept.state.kind})):
             state, report = _after_deletion(kept)
-            return Answer(state, report, kept.time, None, kept.pods, kept.lines, kept.diff, gone=True)
+            return Answer(state, report, kept.time, None, kept.pods, kept.lines, gone=True)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -22,16 +21,10 @@ from flk.spec import defaults
 from flk.targets import DEFAULT, TARGETS, Target
 from flk.targets.trainjob import RUNTIME
 
-_OF_CLUSTER: Final = (resources.STORAGE_CLASSES,)
-_OF_NAMESPACE: Final = (
-    resources.SECRETS,
-    resources.CONFIG_MAPS,
-    resources.CLAIMS,
-    resources.LOCAL_QUEUES,
-    resources.DEVICE_TEMPLATES,
-    resources.DEVICE_CLAIMS,
-)
-_NAMED: Final = {resource.plural: resource for resource in (*_OF_CLUSTER, *_OF_NAMESPACE)}
+_NAMED: Final = {
+    resource.plural: resource
+    for resource in (resources.SECRETS, resources.CONFIG_MAPS, resources.CLAIMS, resources.LOCAL_QUEUES)
+}
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
 _AUTOSCALER_STATUS: Final = RequestTarget(resources.CONFIG_MAPS, "kube-system", "cluster-autoscaler-status")
@@ -47,18 +40,12 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     """
     target, gang = (pods.target, pods.gang) if pods else (_target(client), None)
     version = _call(client, "get", _VERSION)
-    devices = _served(client, resources.DEVICE_TEMPLATES) if pods and pods.device_claims else None
     with ReadPool() as pool:
         futures: dict[str, Future[Any]] = {
             "api": pool.submit(_served, client, resources.RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
-            "quotas": pool.submit(_list, client, client.target(resources.QUOTAS)),
-            "limit_ranges": pool.submit(_list, client, client.target(resources.LIMIT_RANGES)),
             "accepted": pool.submit(_accepted, client),
             "nodes": pool.submit(_list, client, RequestTarget(resources.NODES)),
-            "running": pool.submit(
-                _list, client, RequestTarget(resources.PODS), "status.phase!=Succeeded,status.phase!=Failed"
-            ),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
@@ -70,22 +57,17 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         controllers = {
             each.check: pool.submit(_attempt, partial(client.list_deployments, each)) for each in target.controllers
         }
-        of_devices = pods.device_claims if pods and isinstance(devices, Resource) else []
-        named = {key: pool.submit(_named, client, *key) for key in [*(pods.named if pods else []), *of_devices]}
+        named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
         exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
         objects = {key: future.result() for key, future in named.items()}
-    for storage_class in _storage_classes(objects):
-        objects["storageclasses", storage_class] = _named(client, "storageclasses", storage_class)
     return Cluster(
         namespace=client.namespace,
         commands=Commands(client.namespace, client.api.access.context.named),
         version=version,
-        skew=client.now() - time.time(),
         target=target,
         gang=gang,
-        devices=devices,
         controllers=deployments,
         named=objects,
         autoscaler=scheduling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
@@ -126,26 +108,18 @@ def _call(client: JobClient, verb: str, target: RequestTarget, **how: Any) -> Ob
     return _attempt(lambda: client.api.call(verb, target, **how))
 
 
-def _list(client: JobClient, target: RequestTarget, fields: str = "") -> list[Object] | Unreadable:
-    query = {"fieldSelector": fields} if fields else None
-    return _attempt(lambda: client.api.list_all(target, query)[0])
+def _list(client: JobClient, target: RequestTarget) -> list[Object] | Unreadable:
+    return _attempt(lambda: client.api.list_all(target)[0])
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:
-    resource = _NAMED[kind]
-    return _call(client, "get", RequestTarget(resource, None if resource in _OF_CLUSTER else client.namespace, name))
+    return _call(client, "get", client.target(_NAMED[kind], name))
 
 
 def _accepted(client: JobClient) -> Object | Unreadable:
     """Have the API server check a ConfigMap, without creating it: who may submit may not read the namespace itself."""
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "flk-doctor-"}}
     return _call(client, "create", client.target(resources.CONFIG_MAPS), query={"dryRun": "All"}, body=body)
-
-
-def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> list[str]:
-    claims = [item for (kind, _), item in objects.items() if kind == "persistentvolumeclaims"]
-    names = {str(c["spec"].get("storageClassName") or "") for c in claims if not isinstance(c, Unreadable)}
-    return sorted(names - {""})
 
 
 def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | Unreadable:

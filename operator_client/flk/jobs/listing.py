@@ -133,7 +133,7 @@ def me(client: JobClient) -> str:
     name = cluster_user(client)
     if not name:
         raise ApiError(
-            "--mine: the API server does not say who you are (SelfSubjectReview, from Kubernetes 1.28 on)",
+            "--mine: the API server does not say who you are (SelfSubjectReview)",
             hint="name the jobs, or choose them by their labels with -l",
         )
     return name

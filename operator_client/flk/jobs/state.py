@@ -102,7 +102,6 @@ class State:
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
-    clocks: str = ""  # pods whose clocks differ much from pod 0's, and by how much
     quarantine: list[QuarantinedNode] = field(default_factory=list)  # nodes that its pods avoid for a while
     goodput: Goodput | None = None  # what the time of the job has gone into, as far as that was told
     saved_step: int | None = None  # of the newest checkpoint, as far as that was told
@@ -181,7 +180,6 @@ def derive(view: JobView) -> State:
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
         slow=seen.slow,
-        clocks=seen.clocks,
         goodput=seen.goodput,
         saved_step=seen.record.saved if seen.record else None,
         stored_step=seen.record.stored if seen.record else None,
@@ -316,7 +314,7 @@ def _is_over(attempt: Attempt, seen: JobView) -> bool:
 
     The record lags behind the pods until their launchers have met.
     """
-    return not seen.resizable and not seen.clocks and bool(_started_since(attempt.started, seen))
+    return not seen.resizable and bool(_started_since(attempt.started, seen))
 
 
 def _started_since(began: float, seen: JobView) -> list[float]:

@@ -19,10 +19,9 @@ from flk.jobs.listing import cluster_user, current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.environment import warnings as mistakes
-from flk.manifest.git import commit_of, diff_of
+from flk.manifest.git import commit_of
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
-from flk.observe.redaction import kept_diff, secrets_of
 from flk.observe.view import JobView
 from flk.spec import defaults
 from flk.spec.job import Job
@@ -37,7 +36,6 @@ class Submission:
     job: Job
     bundle: Bundle
     manifests: list[Object]
-    diff: str  # from the commit that the job names to its code, without secrets; empty: there is none, or no commit
 
     @property
     def name(self) -> str:
@@ -59,7 +57,7 @@ class Submission:
             raise
         try:
             view = JobView(Observation(created, time=client.now()), client.commands)
-            keep(client, answer_of(view), diff=self.diff)
+            keep(client, answer_of(view))
         except KeyboardInterrupt as interrupt:
             interrupt.args = (self._goes_on(client),)
             raise
@@ -95,8 +93,7 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         return named, render_for(named)
 
     job, manifests = first_that_fits(client, job, rendered)
-    diff = kept_diff(diff_of(root), secrets_of(manifests[0])) if commit.endswith("-dirty") else ""
-    return Submission(client, job, bundle, manifests, diff)
+    return Submission(client, job, bundle, manifests)
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:

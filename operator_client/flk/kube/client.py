@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
-from flk.kube.discovery import GROUPS, KEPT, Discovery, in_version
+from flk.kube.discovery import GROUPS, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.kubeconfig import config_view, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
@@ -32,7 +32,7 @@ PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
 FindCreated = Callable[[], Object | None]
 
-_DISCOVERY: Final = ("v2", "v2beta1")  # versions of the aggregated discovery
+_DISCOVERY: Final = ("v2", "v2beta1")  # versions of the aggregated discovery; the second until Kubernetes 1.29
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
 
 
@@ -117,7 +117,7 @@ class ApiClient:
         """
         asked = self._discovery.chosen(target)
         try:
-            answer = self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
+            return self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
         except MissingApiError as missing:
             try:
                 served = self._discovery.look_up(target)
@@ -129,13 +129,10 @@ class ApiClient:
                 # Its discovery names the kind: it has just started, or reads the definition of the kind anew.
                 self._sleep(self.retries.backoffs[0])
             return self._answer(verb, served, query=query, body=in_version(body, served), find_created=find_created)
-        if verb == "create":
-            self._discovery.created(asked.resource)
-        return answer
 
-    def serves(self, resource: Resource, age: float = KEPT) -> bool:
-        """Return whether the cluster serves a kind of objects, as it has told within the last ``age`` seconds."""
-        return self._discovery.serves(resource, age)
+    def serves(self, resource: Resource) -> bool:
+        """Return whether the cluster serves a kind of objects, as it has told within the last minute."""
+        return self._discovery.serves(resource)
 
     def served(self, resource: Resource) -> Resource:
         """Return a kind of objects in the version in which flk uses it in this cluster.

@@ -34,19 +34,13 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
         options |= _tls_options(context, certificate)
     proxy = str(context.cluster.get("proxy-url") or _proxy_of_environment(context.server))
     try:
-        if proxy.startswith("socks5"):
-            from urllib3.contrib.socks import SOCKSProxyManager
-
-            return SOCKSProxyManager(proxy, **options)
         if not proxy:
             return urllib3.PoolManager(**options)
         user = unquote(urllib3.util.parse_url(proxy).auth or "")
         return urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=user or None), **options)
-    except ImportError:
-        message = f"context {context.name} uses a SOCKS proxy, which needs PySocks"
-        raise NoConfigError(message, hint="pip install PySocks") from None
     except (HTTPError, ValueError):
-        raise NoConfigError(f"the proxy of context {context.name} is not an address", hint=shown_by_kubectl()) from None
+        problem = f"the proxy of context {context.name} is not an address of HTTP"
+        raise NoConfigError(problem, hint=shown_by_kubectl()) from None
 
 
 def cluster_key(context: Context) -> str:
@@ -82,21 +76,6 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
     if cluster.get("tls-server-name") and not insecure:
         options |= dict.fromkeys(("server_hostname", "assert_hostname"), str(cluster["tls-server-name"]))
     return options
-
-
-def certificate_files(context: Context) -> tuple[bytes, ...]:
-    """Return the contents of the certificate files that a context names; empty for a file that cannot be read."""
-    keys = ("certificate-authority", "client-certificate", "client-key")
-    entries = [(entry, key) for entry in (context.cluster, context.user) for key in keys]
-    paths = [Path(str(entry[key])) for entry, key in entries if entry.get(key) and not entry.get(f"{key}-data")]
-    return tuple(map(_read, paths))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:

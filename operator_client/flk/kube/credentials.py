@@ -1,17 +1,12 @@
 """Credentials for requests to an API server: headers and client certificates of a kubeconfig user, renewed in time.
 
-flk reads these itself. The kubernetes package could do it too, but importing it takes 300 ms, more than all the rest of
-`flk status`, and no part of it can be imported alone. Its reader also ignores impersonation, and its renewal takes no
-lock. It is imported here for users with an `auth-provider` (OpenID Connect with a refresh token), and in
-`flk.kube.sockets`, which forwards ports with it.
+flk reads these itself: importing the kubernetes package takes 300 ms, more than all the rest of `flk status`, its
+reader ignores impersonation, and its renewal takes no lock.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -19,16 +14,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import urllib3
 
 from flk.errors import NoConfigError
 from flk.kube import kubeconfig
-from flk.kube.connection import certificate_files, open_pool
+from flk.kube.connection import open_pool
 from flk.kube.kubeconfig import Context, connection_options, shown_by_kubectl
 
-_REREAD: Final = 60.0  # seconds after which files of tokens and certificates are read again
+_REREAD: Final = 60.0  # seconds after which files of tokens are read again
 
 
 @dataclass(frozen=True)
@@ -62,14 +56,12 @@ class Access:
         with self._lock:
             if self._credential is None or time.time() >= self._credential.expires:
                 self._obtain()
-            if time.time() >= self._reread:
-                self._reread_certificates()
             return self._headers()
 
     def renew(self, refused: Mapping[str, str]) -> None:
         """Obtain new credentials after the server has refused ``refused``, unless another thread has done so.
 
-        The kubeconfig is read again: the user may have logged in since.
+        The kubeconfig is read again, with the files that it names: the user may have logged in since.
         """
         with self._lock:
             if self._credential is not None and self._headers() == refused:
@@ -85,22 +77,14 @@ class Access:
     def _take(self, context: Context) -> None:
         """Use a context, with the certificate of the present credential if that has one."""
         certificate = self._credential.certificate if self._credential else None
-        files = certificate_files(context)  # before they are used: a change in between is noticed
         self._impersonation, self.pool = _impersonation(context), open_pool(context, certificate)
-        self.context, self._files, self._reread = context, files, time.time() + _REREAD
+        self.context = context
 
     def _obtain(self) -> None:
         before = self._credential
         self._credential = _credential(self.context, before)
         if self._credential.certificate != (before.certificate if before else None):
             self.pool = open_pool(self.context, self._credential.certificate)
-
-    def _reread_certificates(self) -> None:
-        """Open new connections if a certificate file has changed. The old ones stay while the files do not match."""
-        self._reread = time.time() + _REREAD
-        if certificate_files(self.context) != self._files:
-            with contextlib.suppress(NoConfigError):
-                self._take(self.context)
 
 
 def connect(context: str | None = None) -> Access:
@@ -117,13 +101,11 @@ def _credential(context: Context, before: Credential | None) -> Credential:
         return _token_file(context, before)
     if user.get("token"):
         return Credential(_bearer(context, str(user["token"])))
-    if user.get("username"):
-        pair = f"{user['username']}:{user.get('password') or ''}"
-        return Credential("Basic " + base64.b64encode(pair.encode()).decode("ascii"))
     if user.get("exec"):
         return _from_plugin(context)
-    if user.get("auth-provider"):
-        return _from_auth_provider(context)
+    if old := next((key for key in ("auth-provider", "username") if user.get(key)), ""):
+        problem = f"the user of context {context.name} has {old}, which flk does not read"
+        raise NoConfigError(problem, hint="use a token, a client certificate or a credentials plugin (exec)")
     return Credential()
 
 
@@ -175,43 +157,19 @@ def _expiration(time_text: Any) -> float:
         return math.inf
 
 
-def _from_auth_provider(context: Context) -> Credential:
-    """Have the kubernetes package refresh the token of an auth provider, which it stores in the kubeconfig."""
-    from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException, load_kube_config
-
-    configuration: Any = Configuration()
-    files = os.pathsep.join(map(str, context.files))
-    try:
-        load_kube_config(files, context=context.name, client_configuration=configuration)
-        headers = [s["value"] for s in configuration.auth_settings().values() if s["in"] == "header"]
-    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError):
-        headers = []  # without the reason: its messages contain parts of the kubeconfig
-    if not headers or not headers[0]:
-        raise NoConfigError(f"the auth-provider of context {context.name} gives no token", hint="log in again")
-    return Credential(str(headers[0]), expires=time.time() + _REREAD)
-
-
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
-    """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
+    """Return the headers for `as` and `as-groups` of a kubeconfig's user."""
     user, headers = dict(context.user) if context.is_secure else {}, urllib3.HTTPHeaderDict()
     chosen = connection_options().connection.user
     if context.is_secure and chosen:  # as in kubectl: it replaces the kubeconfig's
         user["as"] = chosen
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
-    if user.get("as-uid"):
-        headers.add("Impersonate-Uid", str(user["as-uid"]))
     for group in user.get("as-groups") or []:
         headers.add("Impersonate-Group", str(group))
-    for key, values in (user.get("as-user-extra") or {}).items():
-        for value in values:
-            headers.add(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value))
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         problem = f"context {context.name} impersonates a name with characters that no header can have"
         raise NoConfigError(problem, hint=shown_by_kubectl())
     if headers and not user.get("as"):
-        raise NoConfigError(
-            f"context {context.name} impersonates a group, a UID or extra fields of no user", hint=shown_by_kubectl()
-        )
+        raise NoConfigError(f"context {context.name} impersonates a group of no user", hint=shown_by_kubectl())
     return headers

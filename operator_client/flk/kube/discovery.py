@@ -1,6 +1,6 @@
 """Discovery: which kinds of objects an API server serves, and in which versions, from its aggregated discovery.
 
-As kubectl does, flk keeps the answer on disk for some minutes, so that a command asks for the kinds that are there and
+As kubectl does, flk keeps the answer on disk, for a minute, so that a command asks for the kinds that are there and
 does not learn from a 404 for each of the others, in every run, that they are not.
 """
 
@@ -23,12 +23,10 @@ from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk.user_files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
-KEPT: Final = 600.0  # seconds for which an answer on disk counts
-UNSERVED_KEPT: Final = 30.0  # seconds for which a list relies on an answer that a kind is not served
-FRESH: Final = 10.0  # seconds for which an answer of this process is not asked for again
+KEPT: Final = 60.0  # seconds for which an answer counts
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
-Groups = Mapping[str, Mapping[str, "list[str] | None"]]  # by group and version: the plurals; None: unknown
+Groups = Mapping[str, Mapping[str, "list[str]"]]  # by group and version: the plurals
 _Known = tuple[float, Groups]  # an answer of the server, and when it was given
 
 
@@ -47,25 +45,15 @@ class Discovery:
         discovery._answer = answer
         return discovery
 
-    def serves(self, resource: Resource, age: float = KEPT) -> bool:
+    def serves(self, resource: Resource) -> bool:
         """Return whether a kind of objects is served in a version that flk knows; True if the server does not tell.
 
-        It may have been installed since the answer was given, which is at most ``age`` seconds old. One on disk does
-        not count where ``age`` is FRESH.
+        It may have been installed since the answer was given, within the last minute.
         """
         if not resource.group:
             return True
-        groups = self._groups(age)
+        groups = self._groups()
         return not groups or self._version(resource, groups) is not None
-
-    def created(self, resource: Resource) -> None:
-        """Forget an answer that lacks a kind of objects of which one was created: the kind was installed since then."""
-        with self._lock:
-            known = self._asked or self._kept_answer()
-            if resource.group and known and self._version(resource, known[1]) is None:
-                self._asked = self._kept = None
-                with contextlib.suppress(OSError):
-                    self._path.unlink()
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""
@@ -86,7 +74,7 @@ class Discovery:
         resource = target.resource
         if isinstance(target, Document) or not resource.group:
             return target
-        groups = self._groups(FRESH)
+        groups = self._groups(fresh=True)
         if not groups:
             return target
         if version := self._version(resource, groups):
@@ -99,14 +87,11 @@ class Discovery:
         known = (resource.version, *resource.others)
         return next((version for version in known if _has(versions, version, resource)), None)
 
-    def _groups(self, age: float) -> Groups:
-        """Return what the server serves, as it was asked for within the last ``age`` seconds, or is now.
-
-        The answer on disk counts unless it must be FRESH.
-        """
+    def _groups(self, *, fresh: bool = False) -> Groups:
+        """Return what the server serves, as it has told within the last minute, or (``fresh``) tells now."""
         with self._lock:
-            known = self._asked or (self._kept_answer() if age > FRESH else None)
-            if known is None or time.time() - known[0] > age:
+            known = self._asked or self._kept_answer()
+            if fresh or known is None or time.time() - known[0] > KEPT:
                 known = self._asked = time.time(), self._ask()
                 self._write_file(known)
             return known[1]
@@ -141,17 +126,14 @@ class Discovery:
             write_whole(self._path, json.dumps({"time": known[0], "groups": known[1]}).encode())
 
 
-def _has(versions: Mapping[str, list[str] | None], version: str, resource: Resource) -> bool:
+def _has(versions: Mapping[str, list[str]], version: str, resource: Resource) -> bool:
     """Return whether a version of a group has the kind of objects: a group may have others in it."""
-    plurals = versions.get(version, [])
-    return plurals is None or resource.plural in plurals
+    return resource.plural in versions.get(version, [])
 
 
 def _parsed(document: Object) -> Groups:
-    """Return the groups of an aggregated discovery, or of a list of groups, which names no kinds (Kubernetes 1.25)."""
+    """Return the groups of an aggregated discovery."""
     try:
-        if "groups" in document:
-            return {str(g["name"]): {str(v["version"]): None for v in g["versions"]} for g in document["groups"]}
         return {
             str(group["metadata"]["name"]): {
                 str(version["version"]): [str(each["resource"]) for each in version.get("resources") or []]

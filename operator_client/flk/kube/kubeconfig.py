@@ -26,9 +26,8 @@ _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
 # What entries of clusters, users and contexts hold, where it is no single value: None is anything, "" a single value.
 _SHAPES: Final[dict[Any, Any]] = {
     "extensions": None,
-    "auth-provider": {None: None},
+    "auth-provider": None,
     "as-groups": [""],
-    "as-user-extra": {None: [""]},
     "exec": {None: "", "args": [""], "env": [{None: ""}]},
 }
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there

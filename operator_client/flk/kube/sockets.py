@@ -221,7 +221,7 @@ def _transport(access: Access) -> Any:
     """Return a new connection to the API server, with the certificates and the proxy that all requests use."""
     server: Any = urllib3.util.parse_url(access.server)
     manager: Any = access.pool
-    # The pool's own function knows about SOCKS proxies, client certificates and names of servers.
+    # The pool's own function knows about client certificates and names of servers.
     connection = manager.connection_from_host(server.host, server.port, server.scheme)._new_conn()
     connection.timeout = _CONNECT
     connection.socket_options = [*(connection.socket_options or []), *_keep_alive()]

@@ -92,32 +92,22 @@ def made(folder: Path, hint: str) -> Path:
 
 
 @contextlib.contextmanager
-def memory(job: Job) -> Iterator[dict[str, str]]:
+def memory() -> Iterator[dict[str, str]]:
     """A folder in memory for the checkpoints of one run, as a variable for the launchers, where there is such a place.
 
-    It is on the disk that the job names, if it names one, which may raise UsageError. It is locked while the run lasts.
-    Folders of runs that were killed are removed.
+    It is locked while the run lasts. Folders of runs that were killed are removed.
     """
-    root, variable = _SHM, pod_env.MEMORY_ROOT
-    if job.memory_path:
-        root, variable = Path(job.memory_path), pod_env.MEMORY_PATH
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"memory_path: cannot make {root}: {error.strerror}") from error
-    if not os.access(root, os.W_OK):
-        if job.memory_path:
-            raise UsageError(f"memory_path: {root} cannot be written to by this user")
+    if not os.access(_SHM, os.W_OK):
         yield {}
         return
-    for left in root.glob(f"{_MEMORY_PREFIX}*"):
+    for left in _SHM.glob(f"{_MEMORY_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left, ignore_errors=True)
     with (
-        tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=root, ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=_SHM, ignore_cleanup_errors=True) as folder,
         _locked(Path(folder)),
     ):
-        yield {variable: folder}
+        yield {pod_env.MEMORY_ROOT: folder}
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class LocalRun:
         with (
             tempfile.TemporaryDirectory(prefix="flk-") as scratch,
             checkpoints_of_this_run(self._job, self._folder),
-            memory(self._job) as in_memory,
+            memory() as in_memory,
             self._handled_signals(),
         ):
             shared = launcher_variables(self._job, self._folder, Path(scratch), self._python)

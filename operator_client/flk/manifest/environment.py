@@ -12,7 +12,7 @@ from flk import labels
 from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows
-from flk.spec.parts import HUB_MODULE, TLS_FOLDER, DiLoCo
+from flk.spec.parts import HUB_MODULE, DiLoCo
 from flk.targets import Target
 from flk.targets.rendezvous import KEYS, secret_name, secret_name_of
 from flk_runtime.contract import pod_env, pod_layout, user_env
@@ -107,9 +107,6 @@ def from_secret(variable: str, secret: str, key: str, **more: bool) -> dict[str,
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, **more}}}
 
 
-_VOLUME = "hub"
-
-
 def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]:
     """Return the variables of a pod that say where the workers meet; none under the other strategies.
 
@@ -122,20 +119,8 @@ def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]
     plain: dict[str, str] = {pod_env.SERVICE_ADDRESS: diloco.hub or own}
     if not diloco.hub:
         plain[pod_env.SERVICE] = HUB_MODULE
-    if diloco.tls:
-        plain[pod_env.SERVICE_CA] = f"{TLS_FOLDER}/ca.crt"
-        if not diloco.hub:
-            plain[pod_env.SERVICE_CERTIFICATE] = TLS_FOLDER
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if diloco.secret:
         secret, key = diloco.secret.split(":", 1)
         variables.append(from_secret(pod_env.SERVICE_SECRET, secret, key))
     return variables
-
-
-def outer_rendezvous_volume(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the volume of the certificates and its mount, as lists that are empty without TLS."""
-    if not (job.diloco and job.diloco.tls):
-        return [], []
-    volume = {"name": _VOLUME, "secret": {"secretName": job.diloco.tls, "defaultMode": 0o440}}
-    return [volume], [{"name": _VOLUME, "mountPath": TLS_FOLDER, "readOnly": True}]

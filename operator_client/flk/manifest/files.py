@@ -177,30 +177,7 @@ def find_script(job: Job, root: Path, *, here: bool = False) -> Path | None:
     if script.suffix in _NO_SCRIPTS:
         what, hint = _NO_SCRIPTS[script.suffix]
         raise UsageError(f"{job.command[0]} is {what}, not a Python script", hint=hint.format(name=job.command[0]))
-    if script.is_relative_to(root):
-        _refuse_relative_imports(job.command[0], script, root)
     return script
-
-
-def _refuse_relative_imports(name: str, script: Path, root: Path) -> None:
-    """Raise UsageError if a script imports relative to its package: only a module that runs with -m has one.
-
-    Only imports that are not inside another statement count, such as ``try``.
-    """
-    try:
-        source = script.read_bytes()
-        statements = [] if b"__package__" in source else parsed(source).body  # a script may name its package
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # whoever reads the script next says what is wrong
-    for statement in statements:
-        if isinstance(statement, ast.ImportFrom) and statement.level:
-            above = max(statement.level - len(script.relative_to(root).parts) + 1, 0)
-            folder = root.parents[above - 1] if above else root
-            module = ".".join(script.relative_to(folder).with_suffix("").parts)
-            raise UsageError(
-                f"the script {name} imports relative to its package in line {statement.lineno}, which a script cannot",
-                hint=f"run it as a module{f' in {folder}' if above else ''}: -m {module}",
-            )
 
 
 def parsed(source: bytes) -> ast.Module:

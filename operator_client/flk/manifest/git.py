@@ -1,4 +1,4 @@
-"""What git says about the user's folder: its commit, how the code differs from it, and what `.flkignore` excludes.
+"""What git says about the user's folder: its commit, and what `.flkignore` excludes.
 
 The folder may be an unpacked archive of somebody else, with its ``.git``. What it says about files counts; what it says
 about programs does not.
@@ -30,10 +30,9 @@ def ask_git(root: Path, *arguments: str, timeout: float | None = None) -> subpro
 
 
 TIMEOUT: Final = 5.0  # seconds: a job is submitted without its commit if git takes longer
-DIFF_LIMIT: Final = 1 << 16  # characters of a diff that are kept
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 # Without programs that show differences, and without entering submodules, which have configurations of their own.
-_DIFF: Final = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+_DIFF: Final = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD")
 _OF_FOLDER: Final = ("local", "worktree")  # scopes of git's configuration
 _NO_FILTER: Final = ("clean=", "smudge=", "process=", "required=false")
 
@@ -46,22 +45,8 @@ def commit_of(root: Path) -> str:
     told, filters = _told(root, "rev-parse", "--verify", "HEAD"), _without_filters(root)
     if told is None or filters is None or not _COMMIT.fullmatch(told.strip()):
         return ""
-    same = _told(root, *filters, *_DIFF, "--quiet", "HEAD") is not None
+    same = _told(root, *filters, *_DIFF) is not None
     return told.strip() if same else f"{told.strip()}-dirty"
-
-
-def diff_of(root: Path) -> str:
-    """Return how the tracked files in ``root`` differ from the commit, as `git diff` tells it, at most DIFF_LIMIT.
-
-    Empty where they do not differ, and if git does not answer.
-    """
-    filters = _without_filters(root)
-    # The folder by its path: its configuration may name another folder, of which no file is read.
-    told = None if filters is None else _told(root, *filters, *_DIFF, "HEAD", "--", str(root))
-    if told is None or len(told) <= DIFF_LIMIT:
-        return told or ""
-    kept = told[:DIFF_LIMIT].rpartition("\n")[0]
-    return f"{kept}\n({len(told) - len(kept):,} more characters are left out)\n"
 
 
 def _without_filters(root: Path) -> list[str] | None:

@@ -12,7 +12,6 @@ from flk.manifest.environment import (
     environment,
     from_secret,
     outer_rendezvous_variables,
-    outer_rendezvous_volume,
     rendezvous_port,
     secret_variables,
 )
@@ -105,16 +104,10 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
             **({"affinity": affinity} if (affinity := _affinity(job)) else {}),
-            **({"resourceClaims": _claims(job)} if job.claims else {}),
             "containers": [container],
             "volumes": volumes,
         },
     }
-
-
-def _claims(job: Job) -> list[dict[str, str]]:
-    """Return the claims of devices of a pod. Names of templates may be too long for the names of claims in a pod."""
-    return [{"name": f"claim-{n}", "resourceClaimTemplateName": name} for n, name in enumerate(job.claims)]
 
 
 def _queue_topology(job: Job) -> dict[str, str]:
@@ -186,23 +179,11 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": pod_env.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
-        *_disk(job),
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *outer_rendezvous_variables(job, target),
         *(from_secret(name, *reference.split(":", 1)) for name, reference in job.secrets.items()),
     ]
-
-
-def _disk(job: Job) -> list[dict[str, Any]]:
-    """Return the variable that says how much disk the pod may use, where its checkpoints are on a volume of its own.
-
-    Without a limit of the pod, the kubelet inserts what its node has.
-    """
-    if job.memory_path is None or job.memory_mount:
-        return []
-    limit = {"resource": "limits.ephemeral-storage", "divisor": "1"}
-    return [{"name": pod_env.DISK, "valueFrom": {"resourceFieldRef": limit}}]
 
 
 def _literal(text: str) -> str:
@@ -227,9 +208,7 @@ def _resources(job: Job) -> dict[str, Any]:
     requests = {"cpu": wanted.cpu, **amounts}
     kinds = {"limits": limits, "requests": requests}
     given = {kind: {name: amount for name, amount in of.items() if amount is not None} for kind, of in kinds.items()}
-    resources: dict[str, Any] = {kind: of for kind, of in given.items() if of}
-    if job.claims:
-        resources["claims"] = [{"name": claim["name"]} for claim in _claims(job)]
+    resources = {kind: of for kind, of in given.items() if of}
     return {"resources": resources} if resources else {}
 
 
@@ -260,15 +239,9 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
         sources = [{"configMap": {"name": name}} for name in config_maps]
         volumes.append({"name": "ship", "projected": {"sources": sources}})
         mounts.append({"name": "ship", "mountPath": pod_layout.SHIP_FOLDER, "readOnly": True})
-    if job.memory_path and job.memory_mount is None:
-        volumes.append({"name": "memory", "emptyDir": {}})
-        mounts.append({"name": "memory", "mountPath": job.memory_path})
     if job.records is not None:
         volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
         mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
-    certificates, certificate_mounts = outer_rendezvous_volume(job)
-    volumes += certificates
-    mounts += certificate_mounts
     own = [Mount.parse(text) for text in job.volumes]
     if job.checkpoint is None:
         volumes.append({"name": "checkpoint", "emptyDir": {}})

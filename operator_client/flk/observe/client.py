@@ -15,7 +15,6 @@ from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
-from flk.kube.discovery import FRESH, UNSERVED_KEPT
 from flk.observe.pods import training_container
 from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
@@ -181,11 +180,6 @@ class JobClient:
         every = list(TARGETS.values())
         return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
 
-    def _others(self, served: list[targets.Target], age: float) -> list[targets.Target]:
-        """Return the kinds of jobs besides these that the cluster served at most ``age`` seconds ago."""
-        others = [target for target in TARGETS.values() if target not in served]
-        return [target for target in others if self.api.serves(RESOURCES[target.name], age)]
-
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
         return self._targets.get(name) or targets.target_of(self.get_job(name))
@@ -196,18 +190,13 @@ class JobClient:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
         With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
-        the user may not list, are left out. A kind that was not served is asked for again after UNSERVED_KEPT seconds,
-        and at once if no job is found. Raises UsageError for a selector that is none, MissingApiError if no kind is
-        served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
+        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind
+        is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))
         where = None if all_namespaces else self.namespace
-        served = self._served()
-        replies = self._lists_of(served, where, selector, metadata_only)
-        has_jobs = any(isinstance(reply, list) and reply for reply in replies)
-        installed = self._others(served, UNSERVED_KEPT if has_jobs else FRESH)
-        replies += self._lists_of(installed, where, selector, metadata_only)
+        replies = self._lists_of(self._served(), where, selector, metadata_only)
         found = [job for reply in replies if isinstance(reply, list) for job in reply]
         unknown = [reply for reply in replies if isinstance(reply, FlkError)]
         if len(unknown) == len(replies):

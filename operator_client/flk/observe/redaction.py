@@ -6,13 +6,11 @@ import copy
 import dataclasses
 import enum
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from flk import labels
 from flk.kube import Object
-from flk.secret_names import file_names_secret
 from flk_runtime.contract import foreign
 from flk_runtime.contract.pod_env import ON_RESTART, SETUP
 from flk_runtime.contract.secrets import (
@@ -27,9 +25,6 @@ from flk_runtime.contract.secrets import (
 
 T = TypeVar("T")
 
-# A name before what is assigned to it, as code and settings have it: os.environ["HF_TOKEN"] = "hf_…", token: x.
-_NAME_IN_CODE: Final = re.compile(r"""(?<![\w.-])([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(?=\S)""")
-_FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _SHELL_COMMANDS: Final = {"setup": SETUP, "on_restart": ON_RESTART}  # variables of the options that are commands
@@ -64,24 +59,6 @@ def kept_job(job: Object) -> Object:
     if labels.SPEC in annotations:
         annotations[labels.SPEC] = _redacted_spec(annotations[labels.SPEC])
     return kept
-
-
-def kept_diff(text: str, secrets: Sequence[str]) -> str:
-    """Return a diff of git without the files whose names say that they are secret, and with ``***`` for such values.
-
-    ``secrets``, see `secrets_of`, are hidden wherever they stand.
-    """
-    text = hidden(text, secrets)
-    kept: list[str] = []
-    secret = False
-    for line in text.splitlines():
-        if file := _FILE_OF_DIFF.fullmatch(line):
-            secret = file_names_secret(file[1])
-            kept += [line, "(not shown, since its name says that it is secret)"] if secret else [line]
-        elif not secret:
-            name = next((each for each in _NAME_IN_CODE.finditer(line) if names_secret(each[1])), None)
-            kept.append(f"{line[: name.end()]}{REDACTED}" if name else line)
-    return "".join(f"{line}\n" for line in kept)
 
 
 def _redacted_spec(text: str) -> str:

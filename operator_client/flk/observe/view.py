@@ -334,11 +334,6 @@ class JobView:
         return record.slow if record and record.outcome == "running" and not self.failed else []
 
     @property
-    def clocks(self) -> str:
-        """The pods of the latest attempt whose clocks differ much from pod 0's, and by how much; empty: none."""
-        return self.record.attempts[-1].clocks if self.record and self.record.attempts else ""
-
-    @property
     def quarantine(self) -> list[QuarantinedNode]:
         """The nodes that the job's pods avoid now, because pods have failed there."""
         return [each for each in self.record.quarantine if not 0 < each.until <= self.now] if self.record else []

@@ -13,7 +13,7 @@ import yaml
 from flk import labels
 from flk.errors import FlkError, JobDeletedError, JobNotFoundError
 from flk.health import cause_of, diagnose, page
-from flk.jobs.answer import last_answer, look
+from flk.jobs.answer import look
 from flk.jobs.logs import LogLine, LogOptions, dump
 from flk.jobs.state import State
 from flk.jobs.telemetry import read_telemetry
@@ -50,10 +50,9 @@ def build(
     *,
     telemetry: Telemetry | None,
     excerpts: Sequence[Excerpt],
-    diff: str = "",
     why_no_logs: str = "",
 ) -> Report:
-    """Return the report about a job. ``diff``: see `Submitted`."""
+    """Return the report about a job."""
     cause = cause_of(state.cause.code) if state.cause else None
     report = Report(
         made=view.now,
@@ -63,7 +62,7 @@ def build(
         state=state,
         answer=diagnose(view),
         explanation=page(cause) if cause else "",
-        submitted=_submitted(view, diff),
+        submitted=_submitted(view),
         moments=_moments(view, state, telemetry),
         pods=sorted(view.pods, key=lambda pod: (pod.is_up, pod.index))[:PODS],
         telemetry=telemetry,
@@ -74,7 +73,7 @@ def build(
     return report
 
 
-def _submitted(view: JobView, diff: str) -> Submitted:
+def _submitted(view: JobView) -> Submitted:
     job: Object = kept_job(view.job) if view.job else {}
     annotations = (job.get("metadata") or {}).get("annotations") or {}
     container = JobView(replace(view.seen, job=job), view.commands).container if job else {}
@@ -92,7 +91,6 @@ def _submitted(view: JobView, diff: str) -> Submitted:
     return Submitted(
         command=shlex.join(map(str, words)),
         commit=str(annotations.get(labels.COMMIT, "")),
-        diff=diff,
         version=str(annotations.get(labels.VERSION, "")),
         options=dict(_flat(spec)),
         variables=variables,
@@ -201,7 +199,6 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
             hint=f"{shown} shows the last answer; records.enabled of flk's chart keeps records",
         )
     view = view or view_job(client, name)
-    last = last_answer(client, name, view.uid)
     unread = ""
     lines: list[LogLine] = []
     try:
@@ -217,7 +214,6 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
         state,
         telemetry=_telemetry(client, name, lines),
         excerpts=[excerpt] if ends else [],
-        diff=last.diff if last else "",
         why_no_logs=unread,
     )
     return masked(report, secrets_of(view.job))

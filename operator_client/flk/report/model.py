@@ -16,7 +16,6 @@ class Submitted:
 
     command: str = ""
     commit: str = ""  # of git, in which the code was; with "-dirty" if files differed from it
-    diff: str = ""  # how they differed, if this machine has submitted the job
     version: str = ""  # of the flk that submitted the job
     options: dict[str, str] = field(default_factory=dict)  # of flk.yaml, by their paths: resources.gpu
     variables: dict[str, str] = field(default_factory=dict)  # of the container's environment

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from flk import labels
-from flk.errors import UsageError
 from flk.spec import file
 from flk.spec.fields import (
     FabricName,
@@ -19,19 +18,14 @@ from flk.spec.fields import (
     StrictModel,
     TargetName,
     Tolerations,
-    VolumeKind,
 )
 from flk.spec.job import Job
-from flk.spec.mounts import CLAIM, Mount, kinds_of
 from flk.spec.parts import Nodes
 from flk.spec.validation import usage_error
 
 
 class NamespaceDefaults(StrictModel):
-    """Defaults of one namespace, and kinds of volumes that its jobs may not mount.
-
-    A job's own values win; the tolerations are added to the job's.
-    """
+    """Defaults of one namespace. A job's own values win; the tolerations are added to the job's."""
 
     image: Image | None = None
     fabric: FabricName | None = None
@@ -39,16 +33,14 @@ class NamespaceDefaults(StrictModel):
     target: TargetName | None = None
     records: ObjectName | None = None
     stuck_after: Seconds | None = None
-    idle_timeout: Seconds | None = None
-    forbidden_volumes: list[VolumeKind] = Field(default_factory=list)
     tolerations: Tolerations = Field(default_factory=list)
 
 
 def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
     """Return the defaults in ``texts``, pairs of a ConfigMap's name and its YAML.
 
-    Where two ConfigMaps set the same key, the one whose name sorts later wins, and lists are added to each other: none
-    takes a prohibition away. Raises UsageError for wrong YAML.
+    Where two ConfigMaps set the same key, the one whose name sorts later wins, and lists are added to each other.
+    Raises UsageError for wrong YAML.
     """
     merged: dict[str, Any] = {}
     for name, text in sorted(texts):
@@ -67,13 +59,7 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
 
 
 def apply(job: Job, defaults: NamespaceDefaults) -> Job:
-    """Return the job with the defaults for what it does not set. Raises UsageError for a forbidden volume."""
-    for field, kind, text in _volumes(job):
-        if kind in defaults.forbidden_volumes:
-            raise UsageError(
-                f"{field}: the defaults of this namespace forbid volumes of kind {kind}: {text}",
-                hint="use another kind of volume, or ask who administrates the namespace",
-            )
+    """Return the job with the defaults for what it does not set."""
     own = {name for name in job.model_fields_set if getattr(job, name) is not None}
     given = {name: getattr(defaults, name) for name in NamespaceDefaults.model_fields if name in Job.model_fields}
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name not in own}
@@ -81,18 +67,3 @@ def apply(job: Job, defaults: NamespaceDefaults) -> Job:
     if added:
         fields["nodes"] = Nodes(**{**dict(job.nodes), "tolerations": [*job.nodes.tolerations, *added]})
     return job.changed(**fields) if fields else job
-
-
-def _volumes(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yield all volumes that a job names, each with its field, its kind and its text."""
-    for text in job.volumes:
-        yield "volumes", Mount.parse(text).kind, text
-    if job.checkpoint is not None and job.checkpoint.claim:
-        yield "checkpoint", CLAIM, ":".join(job.checkpoint.claim)
-    if job.diloco is not None and job.diloco.tls:
-        yield "diloco.tls", "secret", job.diloco.tls
-    spec = job.patch.get("spec")
-    volumes = spec.get("volumes") if isinstance(spec, dict) else None
-    for volume in volumes if isinstance(volumes, list) else ():
-        for kind in kinds_of(volume):
-            yield "patch.spec.volumes", kind, str(volume.get("name", ""))

@@ -228,7 +228,6 @@ HangTimeout = Annotated[
     PlainValidator(_hang_timeout),
     WithJsonSchema({"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": quantities.LONGEST}),
 ]
-MemoryPath = Annotated[str, AfterValidator(names.memory_path)]
 Sinks = Annotated[str, AfterValidator(_sinks)]
 SaveEvery = Annotated[
     int,
@@ -240,7 +239,6 @@ FabricName = Annotated[str, OneOf(*fabrics())]
 TargetName = Annotated[str, OneOf(AUTO, *names.TARGETS)]
 GpuType = Annotated[str, OneOf(*gpu_types())]
 PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
-VolumeKind = Annotated[str, OneOf(*mounts.SOURCES)]
 GangName = Annotated[str, OneOf(*GANGS)]
 Topology = Annotated[str, AfterValidator(_topology)]
 Package = Annotated[str, AfterValidator(names.package)]

@@ -97,12 +97,6 @@ class Job(JobOptions):
                         f"volumes: {path} is inside of {outer}, which is read-only, so that no folder can be made "
                         "there to mount it: choose another path"
                     )
-        over = self.memory_mount
-        if over and (over.kind != mounts.HOST_PATH or over.read_only):
-            yield (
-                f"memory_path: {self.memory_path} is on the volume {over}, which is no local disk that pods write to: "
-                "choose a path of a hostpath: volume, or one where no volume is"
-            )
 
     def _mistakes_of_pods(self) -> Iterator[str]:
         elastic = self.elastic
@@ -124,15 +118,6 @@ class Job(JobOptions):
     def processes_per_pod(self) -> int:
         """Ranks in each pod."""
         return self.processes if self.processes is not None else max(1, self.resources.accelerators)
-
-    @property
-    def memory_mount(self) -> mounts.Mount | None:
-        """The volume of the job on which `memory_path` is; None if the pods have one of their own there."""
-        found = [mounts.Mount.parse(volume) for volume in self.volumes]
-        if self.checkpoint and self.checkpoint.claim:
-            found.append(mounts.Mount(mounts.CLAIM, *self.checkpoint.claim))
-        inside = [each for each in found if f"{self.memory_path or ''}/".startswith(f"{each.path}/")]
-        return max(inside, key=lambda each: len(each.path), default=None)
 
     @property
     def created_pods(self) -> int:

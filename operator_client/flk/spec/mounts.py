@@ -71,25 +71,6 @@ SOURCES: Final = {
 FORMS: Final = ", ".join(source.form for source in SOURCES.values())
 
 
-# By the key of a volume in a pod. An ephemeral one is a claim of the pod's own.
-_KINDS: Final = {next(iter(source.volume("a/b"))): kind for kind, source in SOURCES.items()} | {"ephemeral": CLAIM}
-
-
-def kinds_of(volume: Any) -> list[str]:
-    """Return of which kinds a volume of a pod is, as a patch may have it; of none, if it is an emptyDir or a driver's.
-
-    A projected volume may be of several.
-    """
-    if not isinstance(volume, dict):
-        return []
-    projected = volume.get("projected")
-    sources = projected.get("sources") if isinstance(projected, dict) else None
-    parts = (
-        [volume, *(source for source in sources if isinstance(source, dict))] if isinstance(sources, list) else [volume]
-    )
-    return [kind for part in parts for key, kind in _KINDS.items() if part.get(key) is not None]
-
-
 @dataclass(frozen=True)
 class Mount:
     """A volume at a path of the pods. As text it is one of ``FORMS``."""

@@ -20,7 +20,6 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.quantities import plural
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
-MEMORY_PATH_LIMIT: Final = 64  # the path of a socket may have 107
 SUBDOMAIN_LIMIT: Final = 253
 TEXT_LIMIT: Final = 120_000  # bytes; Linux takes 128 KiB, of a variable together with its name
 _SUFFIX_LENGTH: Final = 5  # random characters at the end of a default name
@@ -230,14 +229,6 @@ def folder(path: str) -> str:
     clean = "/" + posixpath.normpath(path).strip("/")
     if len(clean) > 1024:
         raise ValueError("must have at most 1,024 characters")
-    return clean
-
-
-def memory_path(path: str) -> str:
-    """Return the normalised path of the folder for checkpoints of pods. Raises ValueError for others."""
-    clean = mount_path(path)
-    if len(clean) > MEMORY_PATH_LIMIT:
-        raise ValueError(f"must have at most {MEMORY_PATH_LIMIT} characters, since a socket is in it (is {path!r})")
     return clean
 
 

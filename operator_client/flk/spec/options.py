@@ -96,19 +96,19 @@ def _default(model: Any, name: str) -> str:
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Script": (
-        *("module", "file", "env", "env_file", "secret", "pip", "requirements", "setup"),
+        *("module", "file", "env", "secret", "pip", "requirements", "setup"),
         *("ship", "no_ship", "preload"),
     ),
     "Size": ("replicas", "processes", "elastic", "spares", "strategy", "verify", "diloco"),
     "Hardware": (
-        *("gpu", "cpu", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource", "claim"),
+        *("gpu", "cpu", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource"),
         *("fabric", "image", "image_pull_policy"),
     ),
     "Restarts and limits": (
-        *("restarts", "disruptions", "on_restart", "deadline", "hang_timeout", "idle_timeout", "grace"),
+        *("restarts", "disruptions", "on_restart", "deadline", "hang_timeout", "grace"),
         *("stuck_after", "ttl"),
     ),
-    "Checkpoints and metrics": (*("checkpoint", "save_every", "store_every", "keep", "memory_path", "metrics"),),
+    "Checkpoints and metrics": (*("checkpoint", "save_every", "store_every", "keep", "metrics"),),
     "Pods and placement": (
         *("name", "volume", "node_selector", "toleration", "avoid_node", "topology", "target", "gang", "queue"),
         *("queue_priority", "label", "annotation", "service_account", "pull_secret", "priority_class", "patch"),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flk.errors import UsageError
 from flk.spec import file
@@ -113,23 +113,11 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.set(["ship"], False, "--no-ship")
     elif flags["ship"] and isinstance(fields.get("ship"), bool):
         del fields["ship"]
-    with overlay.keeping():
-        _lay_env_files(overlay, flags, environment)
     for row in rows(Job):
         if row.option.metavar and flags[row.name] is not None:
             with overlay.keeping():
                 _lay_option(overlay, row, flags[row.name], environment)
     return overlay
-
-
-def _lay_env_files(overlay: Overlay, flags: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    entries = {entry.name: entry for path in flags["env_file"] or [] for entry in _env_file(path, environment)}
-    flagged = {text.partition("=")[0] for text in flags["env"] or []}
-    for name, value, place in entries.values():
-        if value is not None:
-            overlay.set(["env", name], value, f"--env-file: {place}")
-        elif name not in flagged:
-            raise UsageError(f"--env-file: {place} has {name} without a value, and it is not set here")
 
 
 def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str, str]) -> None:
@@ -221,59 +209,3 @@ def _pairs(texts: Sequence[str], flag: str, form: str) -> Iterator[tuple[str, st
         if not equals or not name:
             raise UsageError(f"{flag}: must be {form} (is {text!r})")
         yield name, value
-
-
-_LINE: Final = re.compile(r"(?:export\s+)?(?P<name>[^\s=#]+)(?:(?P<set>=(?P<value>.*))|\s+#.*)?")
-_QUOTED: Final = {
-    '"': re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"\s*(?:#.*)?'),
-    "'": re.compile(r"'(?P<text>[^']*)'\s*(?:#.*)?"),
-}
-_COMMENT: Final = re.compile(r"(?:^|\s+)#.*$|\s+$")
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
-
-
-# Files of variables in docker's format. A line is ``NAME=VALUE``, or ``NAME`` for a variable of this shell, with or
-# without ``export`` before it. Quotes around a value are not part of it: in double ones a backslash escapes, in single
-# ones nothing does. Nothing is expanded. ``#`` begins a comment at the start of a line, and after a space behind a name
-# or a value.
-class _Entry(NamedTuple):
-    """A variable, its value, which is None if this shell has none, and where the file sets it: ``FILE:LINE``."""
-
-    name: str
-    value: str | None
-    place: str
-
-
-def _env_file(path: str, environment: Mapping[str, str]) -> Iterator[_Entry]:
-    """Yield the variables in a file. Raises UsageError with the number of a line that is wrong, or sets one again."""
-    try:
-        text = Path(path).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise UsageError(f"--env-file: {path} cannot be read: {reason}") from None
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        place = f"{path}:{number}"
-        match = _LINE.fullmatch(stripped)
-        if match is None:
-            raise UsageError(f"--env-file: {place} must be NAME=VALUE or NAME, without spaces around the '='")
-        name = match["name"]
-        if name in lines:
-            raise UsageError(f"--env-file: {place} sets {name}, which line {lines[name]} has set already")
-        lines[name] = number
-        yield _Entry(name, _value(match["value"], place) if match["set"] else environment.get(name), place)
-
-
-def _value(text: str, place: str) -> str:
-    quote = text[:1]
-    if quote not in _QUOTED:
-        return _COMMENT.sub("", text)
-    match = _QUOTED[quote].fullmatch(text)
-    if match is None:
-        raise UsageError(f"--env-file: {place} begins with a {quote} that does not end the value; a value has one line")
-    if quote == "'":
-        return match["text"]
-    return re.sub(r"\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), match["text"])

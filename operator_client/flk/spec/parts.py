@@ -145,7 +145,6 @@ class Nodes(StrictModel):
 
 
 HUB_MODULE: Final = "flk_diloco"  # program of the extension that is the hub
-TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 # The fields that the ranks read, by the names of flk_diloco.DiLoCo's.
 _OPTIONS: Final = (
@@ -188,9 +187,6 @@ class DiLoCo(StrictModel):
     )
     secret: SecretKey | None = Field(
         default=None, description="SECRET:KEY that all sites share; left out: flk makes one, for a job by itself"
-    )
-    tls: ObjectName | None = Field(
-        default=None, description="Secret with ca.crt, and tls.crt and tls.key in the job where they meet"
     )
     wait: Seconds = Field(default=300, description="time that the first workers wait for the others at the start")
     timeout: Seconds = Field(default=600, description="time that a round waits for a late worker")

@@ -23,7 +23,6 @@ from flk.spec.fields import (
     HangTimeout,
     Image,
     JobName,
-    MemoryPath,
     Modules,
     Mount,
     ObjectName,
@@ -206,17 +205,6 @@ class JobOptions(StrictModel):
         Seconds | None,
         Option("DURATION", example="2h", variable=pod_env.DEADLINE),
     ] = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m; left out: no limit")
-    idle_timeout: Annotated[
-        Seconds | None,
-        Option(
-            "DURATION",
-            example="30m",
-            variable=pod_env.IDLE_TIMEOUT,
-        ),
-    ] = Field(
-        default=None,
-        description="end the job when none of its GPUs has done anything for so long: 30m; left out: never",
-    )
     ttl: Annotated[
         Seconds | None,
         Option("DURATION", example="7d"),
@@ -270,17 +258,6 @@ class JobOptions(StrictModel):
         SaveEvery | None,
         Option("STEPS", Form.NUMBER, example="1000", variable=user_env.STORE_EVERY),
     ] = Field(default=None, description=user_env.STORE_EVERY.meaning)
-    memory_path: Annotated[
-        MemoryPath | None,
-        Option(
-            "PATH",
-            example="/nvme",
-            variable=pod_env.MEMORY_PATH,
-        ),
-    ] = Field(
-        default=None,
-        description="local disk for what pods keep in memory else: a path on a hostpath: volume, or on no volume",
-    )
     keep: Annotated[int | None, Option("N", Form.NUMBER, example="2", variable=user_env.KEEP)] = Field(
         default=None,
         ge=1,
@@ -357,18 +334,6 @@ class JobOptions(StrictModel):
         list[Mount],
         Option("VOLUME", Form.LIST, ("--volume",), "[my-data:/data]"),
     ] = Field(default_factory=list, description=f"what to mount: {mounts.FORMS}")
-    claims: Annotated[
-        list[ObjectName],
-        Option(
-            "TEMPLATE",
-            Form.LIST,
-            ("--claim",),
-            "[one-gpu]",
-        ),
-    ] = Field(
-        default_factory=list,
-        description="ResourceClaimTemplate by which each pod claims devices (dynamic resource allocation)",
-    )
     nodes: Annotated[Nodes, Option(example="{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}")] = (
         Field(default=Nodes(), description="which nodes the pods may run on")
     )

@@ -56,7 +56,6 @@ class Kind(_Text):
     DIFFERENCE = "difference"
     UNPREPARED = "unprepared"
     DEADLINE = "deadline"
-    IDLE = "idle"
     HANG = "hang"
     EXCEPTION = "exception"
     DISK_FULL = "disk_full"
@@ -181,11 +180,6 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.DEADLINE: Meaning(
         "the job's deadline passed",
         0, ExitCode.TIMEOUT, predicate="reached the job's deadline", reason="the time of the job is over",
-    ),
-    Kind.IDLE: Meaning(
-        "no GPU of the job does anything for FLK_IDLE_TIMEOUT",
-        0, ExitCode.TIMEOUT, predicate="leaves its GPUs idle", reason="the GPUs are for jobs that use them",
-        saves=True,
     ),
     Kind.HANG: Meaning(
         "a rank hangs",

@@ -43,12 +43,6 @@ DISRUPTIONS: Final = Variable(
 DEADLINE: Final = Variable(
     "FLK_DEADLINE", "seconds that the job may take, from FLK_STARTED; 0 or unset: no deadline", 0.0, number()
 )
-IDLE_TIMEOUT: Final = Variable(
-    "FLK_IDLE_TIMEOUT",
-    "seconds in which no GPU of the job does anything, after which the job ends; 0 or unset: never",
-    0.0,
-    number(),
-)
 STARTED: Final = Variable(
     "FLK_STARTED",
     "when the job was started or resumed, in seconds since the epoch; 0 or unset: when the launcher started",
@@ -90,10 +84,6 @@ WORK: Final = Variable("FLK_WORK", "folder into which the code is unpacked; work
 MEMORY_ROOT: Final = Variable(
     "FLK_MEMORY_ROOT", "folder in memory (tmpfs) for checkpoints; unset: none are kept in memory", ""
 )
-MEMORY_PATH: Final = Variable(
-    "FLK_MEMORY_PATH", "folder on a local disk, in which these checkpoints are kept instead; unset: FLK_MEMORY_ROOT", ""
-)
-DISK: Final = Variable("FLK_DISK", "bytes of its node's disk that the pod may use; 0: all that is free", 0, integer())
 RECORDS: Final = Variable(
     "FLK_RECORDS", "ConfigMap in which pod 0's launcher keeps the record of the job; unset: none", ""
 )

@@ -32,7 +32,6 @@ class Attempt:
     """That took part, in the order of their ranks, as `ranges.format_ranges` writes them; empty: unknown."""
     restored: int | None = None  # the step after which its ranks began; None: unknown
     restored_from: str = ""  # one of SOURCES
-    clocks: str = ""  # pods whose clocks differ much from pod 0's, and by how much; empty: none
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,6 @@ class PodAttempt:
     step: int | None = None  # most steps that a rank of this pod that has ended had done
     begun: bool = False  # a rank has made a step, and the leader knows after which one the attempt began
     ranks_ended: bool = False  # all have, and the leader does not know yet
-    idle: bool = False  # the leader has been told that no GPU does anything
-    gpus_known_at: float = field(default_factory=time.monotonic)  # when all were known last, or the attempt began
-    told_of_gpus: bool = False  # the log says that they are not
     grouped: bool = False  # a rank that has ended had opened a process group, or it is not known whether it had
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods
@@ -484,24 +481,6 @@ class Agent:
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
-        elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0 and not attempt.idle:
-            self._watch_gpus(attempt)
-
-    def _watch_gpus(self, attempt: PodAttempt) -> None:
-        """Have all ranks save and the job end if no GPU of it has done anything for the time that its user allows."""
-        keeper, limit, now = self.records.telemetry, self.settings.idle_timeout, time.monotonic()
-        since, unknown = keeper.idle() if keeper else (None, [self.settings.pod])
-        if since is not None and now - since >= limit:
-            message = f"none of the job was busy in the last {limit:g} s"
-            attempt.idle = True
-            self.member.report_failure(attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message))
-        elif not unknown:
-            attempt.gpus_known_at, attempt.told_of_gpus = now, False
-        elif not attempt.told_of_gpus and now - attempt.gpus_known_at >= (limit if self.settings.gpus else 0.0):
-            attempt.told_of_gpus = True
-            measured = f" while the GPUs of pod {unknown[0]} cannot be measured"
-            why = measured if self.settings.gpus else ": the pods request no GPU"
-            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing{why}")
 
     def _report_restored(self, attempt: PodAttempt) -> None:
         """Tell the leader after which step the ranks of this attempt began, if they say so.

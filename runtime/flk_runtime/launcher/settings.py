@@ -79,7 +79,6 @@ class Settings:
     cpus: int = _of(pod_env.CPUS)  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
     deadline: float = _of(pod_env.DEADLINE)  # that the job may take; 0: no deadline
-    idle_timeout: float = _of(pod_env.IDLE_TIMEOUT)  # without a busy GPU, after which the job ends; 0: never
     started: float = _of(pod_env.STARTED)  # when the job was started or resumed, seconds since the epoch; 0: not known
     join_timeout: float = user_env.JOIN_TIMEOUT.default
     lease: float = _of(user_env.LEASE)
@@ -96,8 +95,6 @@ class Settings:
     code_hash: str = _of(pod_env.CODE_HASH)
     work: str = ""  # working folder of the ranks
     memory_root: str = _of(pod_env.MEMORY_ROOT)  # folder in memory for checkpoints; empty: none are kept in memory
-    memory_path: str = _of(pod_env.MEMORY_PATH)  # folder on a disk for them instead
-    disk: int = _of(pod_env.DISK)  # bytes of the disk that the pod may use; 0: all that is free
     memory_limit: int | None = _of(user_env.MEMORY_LIMIT)  # bytes that they may take; 0: none are kept
     termination_log: str = _of(pod_env.TERMINATION_LOG)
     records: str = _of(pod_env.RECORDS)  # ConfigMap in which pod 0 keeps the record of the job; empty: none

@@ -126,7 +126,6 @@ def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
         (Kind.OOM, ExitCode.INFRASTRUCTURE),
         (Kind.LOST, ExitCode.INFRASTRUCTURE),
         (Kind.DEADLINE, ExitCode.TIMEOUT),
-        (Kind.IDLE, ExitCode.TIMEOUT),
         (Kind.USAGE, ExitCode.USAGE),
     ],
 )

@@ -365,7 +365,7 @@ class Saver:
             self.refusal = "" if self._writer else refusal
             if self._rank == 0:
                 nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"
-                limit = f"{user_env.MEMORY_LIMIT} sets the limit, and --memory-path names a local disk instead"
+                limit = f"{user_env.MEMORY_LIMIT} sets the limit"
                 self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
 
     @staticmethod

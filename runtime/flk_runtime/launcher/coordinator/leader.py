@@ -34,7 +34,6 @@ _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondar
 _LAST_REPORTS_TIMEOUT = 8.0
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
 
-_MOST_CLOCKS = 3  # pods whose clocks differ that a record names
 _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 
@@ -374,14 +373,12 @@ class Leader:
         avoided = {each.node for each in quarantine(self._history, settings.limits.node_memory)}
         pods = self._membership.choose(self._joined, avoided)
         order = format_ranges(pods)
-        skewed = [join for pod in pods if (join := self._joined[pod]).ahead][:_MOST_CLOCKS]
         attempt = Attempt(
             number,
             time.time(),
             restarts=decision.restarts,
             disruptions=decision.disruptions,
             pods=order,
-            clocks=", ".join(f"{join.pod_name} on {join.node} {join.ahead:+.0f} s" for join in skewed),
         )
         self._history = [*shorten(self._history), attempt]
         self._round = None

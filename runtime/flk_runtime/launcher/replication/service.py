@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
-import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,8 +26,7 @@ from flk_runtime.wire import Done, Failed, Stream, listen, reason, serve
 from flk_runtime.wire.listener import LOOPBACK
 
 PREFIX: Final = "flk-"  # of the folders of launchers
-SHARE: Final = 0.5  # of the memory, or of the disk, that could be used
-_MOUNTS: Final = Path("/proc/self/mounts")
+SHARE: Final = 0.5  # of the memory that could be used
 
 
 def shards_limit(folder: str, wanted: int | None) -> int:
@@ -48,76 +44,10 @@ def shards_limit(folder: str, wanted: int | None) -> int:
     return int(min(sizes) * SHARE)
 
 
-def is_in_memory(folder: str, mounts: Path = _MOUNTS) -> bool:
-    """Return whether a folder that exists is in a file system that is in memory (tmpfs or ramfs)."""
-    return _mount(folder, mounts)[1] in ("tmpfs", "ramfs")
-
-
-def mount_point(folder: str, mounts: Path = _MOUNTS) -> str:
-    """Return the mount point of the file system of a folder that exists, such as /dev/shm; else the folder."""
-    return _mount(folder, mounts)[0] or folder
-
-
-def _mount(folder: str, mounts: Path) -> tuple[str, str]:
-    """The mount point and the kind of the file system of a folder; empty where they are unknown."""
-    place, kind = "", ""
-    with contextlib.suppress(OSError):
-        real = os.path.realpath(folder)
-        for line in mounts.read_text().splitlines():
-            words = line.split()
-            inside = real == words[1] or real.startswith(words[1].rstrip("/") + "/")
-            if inside and len(words[1]) >= len(place):
-                place, kind = words[1], words[2]
-    return place, kind
-
-
 def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
     """The folder of one pod's launcher. Its path is short, since a socket's path has at most 107 characters."""
     name = hashlib.sha256(f"{job} {uid}".encode()).hexdigest()[:12]
     return Path(root, f"{PREFIX}{name}-{pod}")
-
-
-_LEFT: Final = 3600.0  # seconds since the last save after which a folder that no launcher uses is removed
-
-
-def disk_limit(folder: Path, wanted: int | None, most: int) -> int:
-    """Bytes that the shards in ``folder`` may take: ``wanted`` if it is given, else half of the room that there is.
-
-    This is what is free on the disk or was used by an earlier launcher of this pod, and at most ``most`` bytes, if that
-    is not 0: a pod that takes more is evicted. Pages of these files can be written and given up, so memory is no limit.
-    """
-    if wanted is not None:
-        return wanted
-    info = os.statvfs(folder)
-    free = info.f_bavail * info.f_frsize + sum(path.stat().st_blocks << 9 for path in folder.iterdir())
-    return int(min(free, most or free) * SHARE)
-
-
-def take_folder(folder: Path) -> int:
-    """Have this process own a folder on a disk, and remove the folders that other launchers have left beside it.
-
-    Returns a descriptor, which holds the folder's lock. A disk of a node stays when its pods are gone. What a killed
-    launcher has left stays for an hour, since it may start again. Raises OSError if another launcher uses the folder.
-    """
-    descriptor = _lock(folder)
-    for left in folder.parent.glob(f"{PREFIX}*-*"):
-        with contextlib.suppress(OSError):  # it is in use, or gone
-            changed = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if left != folder and changed < time.time() - _LEFT:
-                lock = _lock(left)
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(lock)
-    return descriptor
-
-
-def _lock(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 _SOCKET: Final = "socket"
@@ -192,7 +122,6 @@ class MemoryService:
         """
         self._settings, self._store = settings, store
         self._wake, self._post, self._unreadable, self._log = wake, post, unreadable, log
-        self._medium = "on the disk" if settings.memory_path else "in the memory"
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         listener = listen(LOOPBACK if settings.local else "", 0)
@@ -218,21 +147,14 @@ class MemoryService:
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
-        root = settings.memory_path or settings.memory_root
+        root = settings.memory_root
         if not root or settings.memory_limit == 0:
             return None
         try:
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not (settings.memory_path or is_in_memory(root)):
-                log(f"keeps no checkpoints in memory: {root} is not a file system in memory (tmpfs)")
-                return None
             folder = own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
             store = ShardStore(folder)
-            if settings.memory_path:
-                take_folder(folder)  # until this process ends
-                store.limit = disk_limit(folder, settings.memory_limit, settings.disk)
-            else:
-                store.limit = shards_limit(root, settings.memory_limit)
+            store.limit = shards_limit(root, settings.memory_limit)
             store.load(log)
             return cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
         except OSError as error:
@@ -427,7 +349,7 @@ class MemoryService:
                 third=[rank] if wanted.third else (),
             )
         except (NoRoomError, TimeoutError) as error:
-            return Failed(f"no room for checkpoints {self._medium} of pod {pod}: {error}")
+            return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
         with self._lock:
             if pod == 0 and attempt.number == 0:
                 self._log_size(attempt, need + exchange)
@@ -438,11 +360,10 @@ class MemoryService:
         if needed <= _NOTICEABLE * attempt.logged_bytes:
             return
         attempt.logged_bytes = needed
-        place = mount_point(str(self._store.folder))
         where = f"of this pod and of pod {partner}" if (partner := attempt.plan.partner) is not None else "of this pod"
         self._log(
-            f"keeps checkpoints {self._medium} {where}: each pod uses up to {size_text(needed)} of {place} "
-            f"for them (limit {size_text(self._store.limit)})"
+            f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of "
+            f"{self._store.folder.parent} for them (limit {size_text(self._store.limit)})"
         )
 
     def _finish(self, attempt: _Attempt, path: Path, whole: messages.SaveKey | None) -> Answer:

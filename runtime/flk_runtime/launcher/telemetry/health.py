@@ -30,7 +30,7 @@ def check(settings: Settings, attempt: int = BEFORE_FIRST) -> list[Failure]:
     """The fault of this pod or its node, as a failure of ``attempt``, if there is one and the pod is to be checked."""
     if not (settings.health and settings.trains):
         return []
-    message = find_fault(settings.gpus, settings.memory_path or settings.memory_root, _gpu_faults)
+    message = find_fault(settings.gpus, settings.memory_root, _gpu_faults)
     place = settings.pod, None, settings.pod_name, settings.node
     return [Failure(Kind.UNHEALTHY, *place, attempt, time.time(), message=message)] if message else []
 

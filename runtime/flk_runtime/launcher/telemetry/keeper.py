@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,8 +30,6 @@ from flk_runtime.contract.telemetry import (
 )
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
-BUSY: Final = 0.05  # share of the time in which a kernel ran, from which on a GPU does something
-_FRESH: Final = 120.0  # seconds for which a reading counts: where the driver hangs, the launcher tells no new one
 
 
 class History:
@@ -75,40 +73,6 @@ class History:
             self._stride *= 2
 
 
-class IdleGpus:
-    """Looks at the GPUs of all pods that take part in an attempt. Times are in seconds by the clock of the caller."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None  # None: one does something, or the GPUs of a pod are not known
-        self._pods: frozenset[int] = frozenset()
-        self._read: dict[int, tuple[float, float]] = {}  # of each pod: when it was told, and its busiest GPU
-
-    def start_attempt(self, pods: Collection[int]) -> None:
-        """Look at these pods from now on."""
-        self._pods, self._read, self._since = frozenset(pods), {}, None
-
-    def add(self, pod: int, usage: PodUsage, now: float) -> None:
-        """Add what a pod uses."""
-        if pod in self.unknown(now):
-            self._since = None  # it may have been busy since its last reading
-        if usage.gpus:
-            self._read[pod] = now, max(gpu.busy for gpu in usage.gpus)
-        else:
-            self._read.pop(pod, None)
-        if self.unknown(now) or max((busy for _, busy in self._read.values()), default=1.0) >= BUSY:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-
-    def since(self, now: float) -> float | None:
-        """Since when no GPU does anything; None: one does, or the GPUs of a pod are not known."""
-        return None if self.unknown(now) else self._since
-
-    def unknown(self, now: float) -> list[int]:
-        """The pods whose GPUs are not known."""
-        return sorted(pod for pod in self._pods if pod not in self._read or now - self._read[pod][0] > _FRESH)
-
-
 class Keeper:
     """The measurements of a job. All methods may be called from any thread, and return at once."""
 
@@ -129,7 +93,6 @@ class Keeper:
         self._saves: list[Save] = []
         self._saves_noted = 0
         self._newest: dict[bool, int] = {}  # step of the newest save of the attempt, by whether it is in storage
-        self._idle = IdleGpus()
         self._look_at = 0.0  # time of the next look, by time.monotonic
         self._sample_at = 0.0  # from when on a status becomes a sample, by time.monotonic
 
@@ -146,7 +109,6 @@ class Keeper:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         with self._lock:
             self._attempt, self._places = number, dict(places)
-            self._idle.start_attempt(places)
             self._newest = {}
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
             self._ranks = {}
@@ -169,7 +131,6 @@ class Keeper:
         with self._lock:
             if status.usage:
                 self._usage[pod] = status.usage
-                self._idle.add(pod, status.usage, time.monotonic())
             if status.attempt != self._attempt or pod not in self._places:
                 return
             self._ranks[pod] = status.ranks
@@ -194,12 +155,6 @@ class Keeper:
         """Note the share of the time in which each rank works, and the ranks that the others wait for."""
         with self._lock:
             self._work, self._slow = dict(work), {each.rank: each.factor for each in slow}
-
-    def idle(self) -> tuple[float | None, list[int]]:
-        """Since when no GPU of the attempt does anything, by time.monotonic, and the pods whose GPUs are not known."""
-        now = time.monotonic()
-        with self._lock:
-            return self._idle.since(now), self._idle.unknown(now)
 
     def read(self) -> Telemetry:
         """The measurements until now."""

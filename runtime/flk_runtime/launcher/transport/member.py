@@ -26,7 +26,6 @@ from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionEr
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
-_CLOCK_SKEW = 5.0  # seconds, more than an answer takes to arrive
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
@@ -88,7 +87,6 @@ class Member:
         self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._draining = False
-        self._ahead, self._skew_logged = 0.0, False  # of the leader's clock, in seconds, if that is much
         self._status: PodStatus | None = None
         self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
 
@@ -215,7 +213,7 @@ class Member:
         settings = self._settings
         memory = self._inventory()
         own = settings.pod_name, settings.node
-        join = messages.Join(*own, history, failures, memory, self._step, self._ahead, self._again)
+        join = messages.Join(*own, history, failures, memory, self._step, self._again)
         self._loop.send([peer], join)
 
     def _handle(self, message: Message | Unreadable, peer: Peer) -> None:
@@ -317,17 +315,7 @@ class Member:
             raise
         session.other = "it"
         self._leader, self._pod_0 = answer.leader, answer.pod_name
-        self._compare_clocks(answer.time)
         return connection
-
-    def _compare_clocks(self, leaders: float) -> None:
-        """Say once if the clocks of this node and of pod 0's node differ much: times in records and logs do, too."""
-        ahead = time.time() - leaders
-        self._ahead = ahead if leaders and abs(ahead) > _CLOCK_SKEW else 0.0
-        if self._ahead and not self._skew_logged:
-            self._skew_logged = True
-            words = "ahead of" if ahead > 0 else "behind"
-            self._log(f"the clock of this node is {abs(ahead):.0f} s {words} the clock of pod 0's node")
 
     def _blame_self(self, failure: Failure) -> Failure:
         lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0

@@ -49,7 +49,6 @@ class Join(FromMember):
     failures: list[Failure] = field(default_factory=list)  # of this pod in the last attempt; BEFORE_FIRST: in none
     memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
-    ahead: float = 0.0  # seconds by which the clock of this node is ahead of the leader's, if they differ much
     again: bool = False  # the job has had attempts, which may no longer count: it was suspended
 
     @property
@@ -175,7 +174,6 @@ class Welcome(FromLeader):
     """Answer to `Hello`: the launcher is the member of its pod."""
 
     leader: str  # identifies the leader's process
-    time: float = 0.0  # of the leader's clock, in seconds since the epoch
     pod_name: str = ""  # of pod 0
 
 

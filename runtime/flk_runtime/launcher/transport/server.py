@@ -182,7 +182,7 @@ class Server:
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
         peer.pod, peer.incarnation = hello.pod, hello.incarnation
         self._members[hello.pod] = peer
-        self._loop.send([peer], Welcome(self._identity, time.time(), self._settings.pod_name))
+        self._loop.send([peer], Welcome(self._identity, self._settings.pod_name))
         self._leader.connected(hello.pod, hello.incarnation)
 
     def _refuse(self, peer: _Member, reason: str, now: float) -> None:

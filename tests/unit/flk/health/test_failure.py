@@ -148,18 +148,6 @@ def test_a_job_in_which_all_wait_names_the_rank_that_they_wait_for() -> None:
     assert codes(builder) == []
 
 
-def test_clocks_that_differ_in_the_latest_attempt_are_told() -> None:
-    builder = job([3, 4])
-    assert builder.record
-    *former, last = builder.record.attempts
-    text = "gpt-worker-1 on node-b +8 s"
-    for attempts, count in (([*former, replace(last, clocks=text)], 1), ([replace(former[0], clocks=text), last], 0)):
-        builder.record = replace(builder.record, attempts=attempts)
-        told = [other.text for other in diagnose(builder.view()).others]
-        assert told.count(f"clocks differ from the clock of pod 0: {text}") == count
-        assert builder.state().clocks == text * count
-
-
 def test_of_a_job_without_launchers_that_tell_it_flk_does_not_say_that_nothing_is_wrong() -> None:
     builder = JobBuilder(2).all("pod").condition("Running")
     builder.job["metadata"]["labels"] = {}

@@ -8,7 +8,6 @@ from flk.errors import MissingApiError
 from flk.kube import ApiClient, RequestTarget, Resource
 from flk.kube.connection import cluster_key
 from flk.kube.credentials import connect
-from flk.kube.discovery import FRESH
 from flk.kube.kubeconfig import Context
 from tests.support.api_server import FakeApiServer
 
@@ -64,29 +63,6 @@ def test_a_kind_that_was_just_installed_is_found_when_it_is_needed(fake: FakeApi
     assert ApiClient(connect()).served(JOBSETS) == JOBSETS
 
 
-def test_a_kind_that_was_installed_since_the_answer_on_disk_is_asked_for_once(
-    fake: FakeApiServer, client: ApiClient
-) -> None:
-    assert not client.serves(JOBSETS)
-    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
-    another = ApiClient(connect())
-    assert not another.serves(JOBSETS)  # from the disk
-    assert [another.serves(JOBSETS, FRESH) for _ in range(3)] == [True] * 3
-    assert fake.asked("GET").count("/apis") == 2
-    assert ApiClient(connect()).serves(JOBSETS)
-
-
-def test_an_object_of_a_kind_that_the_answer_on_disk_lacks_ends_that_answer(
-    fake: FakeApiServer, client: ApiClient
-) -> None:
-    assert not client.serves(JOBSETS)
-    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
-    another = ApiClient(connect())
-    another.call("create", RequestTarget(JOBSETS, "team"), body={"metadata": {"name": "gpt"}})
-    assert another.serves(JOBSETS)
-    assert ApiClient(connect()).serves(JOBSETS)
-
-
 @pytest.mark.parametrize("key", ["certificate-authority-data", "certificate-authority", "proxy-url", "tls-server-name"])
 def test_another_cluster_at_the_same_address_has_another_key(tmp_path: Path, key: str) -> None:
     authority = tmp_path / "ca.crt"
@@ -109,16 +85,6 @@ def test_a_damaged_file_counts_as_none(fake: FakeApiServer, client: ApiClient, c
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     assert client.serves(JOBSETS)
-
-
-def test_a_server_that_names_groups_only_is_asked_for_the_kinds_themselves(
-    fake: FakeApiServer, client: ApiClient
-) -> None:
-    """As Kubernetes 1.25 does, which has no aggregated discovery."""
-    groups = [{"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta1"}]}]
-    fake.documents["/apis"] = {"kind": "APIGroupList", "groups": groups}
-    assert (client.serves(QUEUES), client.serves(JOBSETS)) == (True, False)
-    assert client.served(QUEUES).version == "v1beta1"
 
 
 def test_an_object_is_created_in_the_version_that_the_cluster_serves(fake: FakeApiServer, client: ApiClient) -> None:

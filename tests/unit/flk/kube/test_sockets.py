@@ -46,7 +46,7 @@ class Server:
         self.resets = False  # it ends connections without a goodbye
         self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
-        self.proxies = ""  # "http": it is a proxy to itself; "socks": a SOCKS proxy
+        self.proxies = ""  # "http": it is a proxy to itself
         self.forwards = ""  # it is a proxy to this address
         self.tls: ssl.SSLContext | None = None  # with which connections begin
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -72,8 +72,6 @@ class Server:
         if self.tls:
             connection = self.tls.wrap_socket(connection, server_side=True)
             self._kept.append(connection)
-        if self.proxies == "socks":
-            self._agree_on_socks(connection)
         head = self._head(connection)
         if self.proxies == "http":
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -111,14 +109,6 @@ class Server:
         if not self.stays_open:
             connection.close()
 
-    def _agree_on_socks(self, connection: socket.socket) -> None:
-        """Answer a greeting and a request to connect by name (RFC 1928), and keep the name."""
-        self._read(connection, self._read(connection, 2)[1])
-        connection.sendall(b"\5\0")
-        length = self._read(connection, 5)[4]
-        self.heads.append(self._read(connection, length + 2)[:-2].decode())
-        connection.sendall(b"\5\0\0\1" + bytes(6))
-
     @staticmethod
     def _forward(client: socket.socket, behind: socket.socket) -> None:
         other = {client: behind, behind: client}
@@ -129,13 +119,6 @@ class Server:
                     if not data:
                         return
                     other[source].sendall(data)
-
-    @staticmethod
-    def _read(connection: socket.socket, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            data += connection.recv(size - len(data))
-        return data
 
     def _head(self, connection: socket.socket) -> str:
         data = b""
@@ -230,20 +213,6 @@ def test_the_proxy_is_that_of_other_requests(server: Server, tmp_path: Path, mon
     path.write_text(json.dumps(config))
     assert JobClient.connect().execute(POD, ["true"], 60).code == 0
     assert [head.split()[0] for head in server.heads] == ["GET", "CONNECT", "GET"]
-
-
-def test_a_socks_proxy_makes_the_connection(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.proxies, server.messages = "socks", [on(STATUS, DONE)]
-    monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
-    client = connect("http://api.example.com")
-    assert client.execute(POD, ["true"], 60).code == 0
-    server.messages = OF_A_PORT
-    assert received(client) == b"hello"
-    assert server.heads[::2] == ["api.example.com"] * 2
-    assert "Host: api.example.com" in server.heads[1]
-    assert "/portforward?ports=8080" in server.heads[3]
 
 
 def test_an_https_proxy_is_spoken_to_in_tls(
@@ -392,14 +361,9 @@ def test_a_connection_that_breaks(server: Server, client: JobClient) -> None:
         client.execute(POD, ["cat"], 60)
 
 
-@pytest.mark.parametrize("proxies", ["", "socks"])
 def test_the_system_looks_whether_the_other_end_of_a_silent_connection_is_gone(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxies: str
+    server: Server, client: JobClient
 ) -> None:
-    server.proxies = proxies
-    if proxies:
-        monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
-    client = connect("http://api.example.com" if proxies else f"http://{server.address}")
     where = client.target(EXEC, "train-worker-0")
     remote = sockets.RemoteCommand(client.api.access, where, ["cat"], container="pytorch")
     transport = remote._socket.sock

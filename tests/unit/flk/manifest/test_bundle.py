@@ -192,21 +192,6 @@ def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypa
     assert "more than 3 files" in str(error_of(job(), tmp_path))
 
 
-def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write) -> None:
-    write("train.py", "package/sub/train.py", content="import os\nfrom .model import Net  # '\\d'\n'\\d'\n")
-    write("package/upper.py", content="from ..model import Net")
-    write("package/named.py", content="__package__ = 'package'\nfrom .model import Net\n")  # PEP 366
-    write("package/careful.py", content="try:\n    from .model import Net\nexcept ImportError:\n    import model\n")
-    error = error_of(job("package/sub/train.py"), tmp_path)
-    assert "imports relative to its package in line 2, which a script cannot" in str(error)
-    assert error.hint == "run it as a module: -m package.sub.train"
-    assert error_of(job(), tmp_path).hint == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.train"
-    upper = error_of(job("package/upper.py"), tmp_path).hint
-    assert upper == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.package.upper"
-    for script in ("package/careful.py", "package/named.py"):
-        assert make_bundle(job(script), tmp_path).script == script
-
-
 def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py")
     git("init", "-q")

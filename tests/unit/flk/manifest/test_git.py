@@ -1,4 +1,4 @@
-"""Git is asked about the commit and the difference, and runs no program that the folder names."""
+"""Git is asked about the commit, and runs no program that the folder names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flk.manifest.files import select_files
-from flk.manifest.git import DIFF_LIMIT, commit_of, diff_of
+from flk.manifest.git import commit_of
 from flk.spec.job import Job
 
 
@@ -78,7 +78,6 @@ def test_no_program_of_the_folder_runs(settings: dict[str, str], folder: str, ch
             path.unlink()
     before = ran.exists()
     commit_of(checkout)
-    diff_of(checkout)
     select_files(Job(command=["train.py"]), checkout)
     assert not before
     assert not ran.exists()
@@ -87,16 +86,8 @@ def test_no_program_of_the_folder_runs(settings: dict[str, str], folder: str, ch
 def test_a_filter_whose_name_no_option_can_take_away(checkout: Path, ran: Path) -> None:
     (checkout / ".gitattributes").write_text("*.py filter=a=b\n")
     git(checkout, "config", "filter.a=b.clean", f"touch {ran}")
-    assert commit_of(checkout) == diff_of(checkout) == ""
+    assert commit_of(checkout) == ""
     assert not ran.exists()
-
-
-def test_files_of_another_folder_are_not_told(checkout: Path, tmp_path: Path) -> None:
-    """An archive's configuration may say that its files lie in the user's home."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "train.py").write_text("the user's own\n")
-    git(checkout, "config", "core.worktree", str(tmp_path / "home"))
-    assert "own" not in diff_of(checkout)
 
 
 def test_the_users_own_filters_count(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +127,3 @@ def test_a_folder_without_a_commit_has_none(tmp_path: Path) -> None:
 def test_without_git_there_is_none(plain_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit_of(plain_checkout) == ""
-    assert diff_of(plain_checkout) == ""
-
-
-def test_the_diff_to_the_commit_is_bounded(plain_checkout: Path) -> None:
-    assert diff_of(plain_checkout) == ""
-    git(plain_checkout, "config", "color.diff", "always")
-    (plain_checkout / "train.py").write_text("2\n")
-    assert diff_of(plain_checkout).splitlines()[-2:] == ["-1", "+2"]
-    (plain_checkout / "other").mkdir()
-    assert diff_of(plain_checkout / "other") == ""  # of a folder in a large repository
-    (plain_checkout / "train.py").write_text("".join(f"{number}\n" for number in range(50_000)))
-    lines = diff_of(plain_checkout).splitlines()
-    assert len("\n".join(lines[:-1])) <= DIFF_LIMIT
-    assert lines[-1].endswith(" more characters are left out)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 
 from flk.errors import UsageError
 from flk.manifest.pod import START, patched
-from flk.spec.defaults import apply, parse
 from flk.spec.hardware import gpu_types
-from flk.spec.job import validated
 from flk.spec.mounts import SOURCES, Mount
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord
@@ -37,36 +34,6 @@ def pod(run: Run) -> Callable[..., Any]:
         return json.loads(stdout)["items"][0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
     return spec
-
-
-def test_the_disk_for_checkpoints_is_a_volume_of_the_pod_or_of_its_node(pod: Callable[..., Any]) -> None:
-    own = pod("--memory-path", "/nvme/")
-    env = {each["name"]: each for each in own["containers"][0]["env"]}
-    assert {"name": "memory", "emptyDir": {}} in own["volumes"]
-    assert {"name": "memory", "mountPath": "/nvme"} in own["containers"][0]["volumeMounts"]
-    assert env["FLK_MEMORY_PATH"]["value"] == "/nvme"
-    assert env["FLK_DISK"]["valueFrom"]["resourceFieldRef"]["resource"] == "limits.ephemeral-storage"
-    node = pod("--memory-path", "/ssd/flk", "--volume", "hostpath:/mnt/ssd:/ssd")
-    assert "memory" not in {volume["name"] for volume in node["volumes"]}
-    assert not {"FLK_DISK"} & {each["name"] for each in node["containers"][0]["env"]}
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "reason"),
-    [
-        ("/a/b", {"volumes": ["data:/a"]}, "memory_path: /a/b is on the volume data:/a, which is no local disk"),
-        ("/a", {"checkpoint": "data:/a"}, "memory_path: /a is on the volume data:/a"),
-        ("/a", {"volumes": ["nfs://s/e:/a"]}, "is on the volume nfs://s/e:/a"),
-        ("/a", {"volumes": ["hostpath:/x:/a:ro"]}, "is on the volume hostpath:/x:/a:ro"),
-        ("/a/b/c", {"volumes": ["hostpath:/x:/a", "data:/a/b"]}, "is on the volume data:/a/b"),
-        ("/dev/shm", {}, "memory_path: must not be below /dev"),
-        ("nvme", {}, "memory_path: must be an absolute path"),
-        ("/" + "a" * 64, {}, "memory_path: must have at most 64 characters"),
-    ],
-)
-def test_a_place_that_is_no_local_disk_is_refused(path: str, more: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(reason)):
-        validated({"command": "a.py", "memory_path": path, **more})
 
 
 def test_each_form_of_a_volume_reaches_the_pod(pod: Callable[..., Any]) -> None:
@@ -159,49 +126,6 @@ def test_a_type_of_gpus_is_an_affinity_to_nodes_with_one_of_the_known_labels(pod
     assert found["nvidia.com/gpu.product"][0] == "NVIDIA-H100-80GB-HBM3"
     assert found["karpenter.k8s.aws/instance-gpu-name"] == ["h100"]
     assert found == gpu_types()["H100"]
-
-
-def test_a_namespace_may_forbid_kinds_of_volumes() -> None:
-    site = parse([("d", "forbidden_volumes: [hostpath, nfs]")])
-    assert apply(validated({"command": "a.py", "volumes": ["data:/d"]}), site)
-    with pytest.raises(UsageError, match="forbid volumes of kind hostpath: hostpath:/a:/b"):
-        apply(validated({"command": "a.py", "volumes": ["data:/d", "hostpath:/a:/b"]}), site)
-    with pytest.raises(UsageError, match=r"forbidden_volumes\[0\]: must be one of claim, nfs"):
-        parse([("d", "forbidden_volumes: [host]")])
-
-
-FORBIDDEN: list[tuple[dict[str, Any], str]] = [
-    ({"volumes": ["data:/d"]}, "volumes: {} claim: data:/d"),
-    ({"checkpoint": "data:/ckpt"}, "checkpoint: {} claim: data:/ckpt"),
-    ({"strategy": "diloco", "diloco": {"tls": "pki"}}, "diloco.tls: {} secret: pki"),
-    *(
-        ({"patch": {"spec": {"volumes": [{"name": "extra", **volume}]}}}, f"patch.spec.volumes: {{}} {kind}: extra")
-        for kind, volume in (
-            ("claim", {"persistentVolumeClaim": {"claimName": "data"}}),
-            ("claim", {"ephemeral": {"volumeClaimTemplate": {}}}),
-            ("nfs", {"nfs": {"server": "s", "path": "/"}}),
-            ("hostpath", {"hostPath": {"path": "/"}}),
-            ("secret", {"projected": {"sources": [{"downwardAPI": {}}, {"secret": {"name": "a"}}]}}),
-            ("configmap", {"configMap": {"name": "a"}}),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "said"), FORBIDDEN)
-def test_a_forbidden_kind_of_volume_is_found_wherever_a_job_names_it(fields: dict[str, Any], said: str) -> None:
-    site = parse([("d", "forbidden_volumes: [claim, nfs, secret, configmap, hostpath]")])
-    with pytest.raises(UsageError) as refused:
-        apply(validated({"command": "a.py", "replicas": 2, **fields}), site)
-    assert str(refused.value) == said.format("the defaults of this namespace forbid volumes of kind")
-
-
-@pytest.mark.parametrize(
-    "volumes", [[{"name": "a", "emptyDir": {}, "hostPath": None}], "none", ["a"], [{"name": "a", "projected": []}]]
-)
-def test_a_patch_without_a_volume_of_a_forbidden_kind_is_taken(volumes: Any) -> None:
-    job = validated({"command": "a.py", "patch": {"spec": {"volumes": volumes}}})
-    assert apply(job, parse([("d", "forbidden_volumes: [claim, nfs, secret, configmap, hostpath]")])) == job
 
 
 def rendered(run: Run, *flags: str) -> Any:

@@ -151,7 +151,7 @@ def test_commands_say_the_place_in_the_queue_and_who_is_ahead(fake: Any, capsys:
 
 @pytest.mark.usefixtures("kubeconfig")
 def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)
+    monkeypatch.setattr("flk.kube.discovery.KEPT", -1.0)
     job = JobBuilder()
     job.job["spec"]["runPolicy"]["suspend"] = True
     job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"

@@ -11,7 +11,6 @@ import pytest
 from flk import labels
 from flk.errors import JobNotFoundError
 from flk.health import diagnose
-from flk.jobs.answer import keep, look
 from flk.jobs.state import derive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
@@ -119,13 +118,11 @@ def test_a_job_in_the_cluster(fake: Any, client: JobClient) -> None:
     assert {"[rank 0] logged in with ***", "[rank 0] ValueError: no ünïcode"} <= set(excerpt.lines)
 
 
-def test_the_diff_of_a_submission_from_here(fake: Any, client: JobClient) -> None:
+def test_the_options_and_the_commit_of_a_submission(fake: Any, client: JobClient) -> None:
     add(fake)
-    keep(client, look(client, "gpt"), diff="-a\n+b\n")
     report = collect(client, "gpt")
     assert report.submitted.options["resources.gpu"] == "8"
     assert report.submitted.commit.endswith("-dirty")
-    assert report.submitted.diff == "-a\n+b\n"
 
 
 def test_a_deleted_job_without_a_record_in_the_cluster(fake: Any, client: JobClient) -> None:

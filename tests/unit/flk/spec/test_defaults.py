@@ -17,11 +17,10 @@ def test_a_job_that_says_nothing_takes_the_defaults() -> None:
     assert [t.key for t in job.nodes.tolerations] == ["nvidia.com/gpu"]
 
 
-@pytest.mark.parametrize("name", ["stuck_after", "idle_timeout"])
-def test_times_have_a_default_of_the_site(name: str) -> None:
-    site = parse([("d", f"{name}: 2h")])
-    assert getattr(apply(validated({"command": "a.py"}), site), name) == 7200
-    assert getattr(apply(validated({"command": "a.py", name: "30m"}), site), name) == 1800
+def test_a_time_has_a_default_of_the_site() -> None:
+    site = parse([("d", "stuck_after: 2h")])
+    assert apply(validated({"command": "a.py"}), site).stuck_after == 7200
+    assert apply(validated({"command": "a.py", "stuck_after": "30m"}), site).stuck_after == 1800
 
 
 def test_a_job_wins_and_tolerations_add_up() -> None:
@@ -42,11 +41,8 @@ def test_of_two_the_later_by_name_wins_key_by_key() -> None:
     assert (merged.image, merged.queue) == ("two", "q")
 
 
-def test_prohibitions_and_tolerations_of_two_add_up() -> None:
-    one = "forbidden_volumes: [hostpath, claim]\ntolerations: [{key: gpu, operator: Exists}]"
-    two = "forbidden_volumes: [nfs, hostpath]\ntolerations: [{key: spot, operator: Exists}]"
-    merged = parse([("a", one), ("b", two)])
-    assert merged.forbidden_volumes == ["hostpath", "claim", "nfs"]
+def test_tolerations_of_two_add_up() -> None:
+    merged = parse([("a", "tolerations: [gpu]"), ("b", "tolerations: [gpu, spot]")])
     assert [each.key for each in merged.tolerations] == ["gpu", "spot"]
 
 

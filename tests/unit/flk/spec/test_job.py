@@ -247,7 +247,6 @@ def test_the_environment_of_every_rank() -> None:
             "hang_timeout": 0,
             "save_every": 5,
             "store_every": 50,
-            "memory_path": "/nvme/",
             "metrics": "wandb,tensorboard:s3://b/c",
             "checkpoint": "c:/p",
             "env": {"NCCL_NET": "IB", "A": "$(B)"},
@@ -267,7 +266,6 @@ def test_the_environment_of_every_rank() -> None:
         user_env.HANG_TIMEOUT: "0",
         user_env.SAVE_EVERY: "5",
         user_env.STORE_EVERY: "50",
-        pod_env.MEMORY_PATH: "/nvme",
         user_env.METRICS: "wandb,tensorboard:s3://b/c",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",

@@ -87,7 +87,7 @@ def served(fake: FakeApiServer, *versions: str) -> None:
 def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
     fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)  # what is served changes at once
+    monkeypatch.setattr("flk.kube.discovery.KEPT", -1.0)  # what is served changes at once
     served(fake, "scheduling.k8s.io/v2")
     with pytest.raises(MissingApiError, match=r"serves podgroups.scheduling.k8s.io in version v2 only, .* v1beta1"):
         with_gang(client, job(gang="auto"))

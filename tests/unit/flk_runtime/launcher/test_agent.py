@@ -112,24 +112,3 @@ def test_copies_that_nobody_gave_before_the_attempt_ended_are_not_unreadable(
     agent.phase = launcher._Phase.ENDING
     agent.tell_unreadable(3, copies)
     assert sent == [messages.CopiesUnreadable(copies)]
-
-
-@pytest.mark.parametrize("gpus", [1, 0])
-def test_the_log_says_each_time_that_idle_gpus_end_nothing(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, gpus: int
-) -> None:
-    """For as long as the job would have had to be idle, or at once where it has no GPU."""
-    lines: list[tuple[float, str]] = []
-    now, unknown = 0.0, list[int]()
-    monkeypatch.setattr(launcher.time, "monotonic", lambda: now)
-    keeper = SimpleNamespace(idle=lambda: (None, unknown))
-    records = SimpleNamespace(telemetry=keeper, log=lambda line: lines.append((now, line)))
-    monkeypatch.setattr(agent, "records", records, raising=False)
-    agent.settings = Settings(("train.py",), gpus=gpus, idle_timeout=600.0)
-    attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"), gpus_known_at=0.0)
-    for now in (0.0, 600.0, 700.0, 2000.0, 2100.0, 2600.0, 2700.0):
-        unknown = [] if gpus and now == 2000.0 else [4]
-        agent._watch_gpus(attempt)
-    pods = "FLK_IDLE_TIMEOUT ends nothing while the GPUs of pod 4 cannot be measured"
-    none = "FLK_IDLE_TIMEOUT ends nothing: the pods request no GPU"
-    assert lines == ([(600.0, pods), (2600.0, pods)] if gpus else [(0.0, none)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -25,14 +23,6 @@ def test_status(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
 def test_format(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str, output: str) -> None:
     jobs.add(fake, which)
     assert terminal(f"flk status gpt -o {output}") == snapshot
-
-
-def test_clocks_that_differ(terminal: Terminal, fake: FakeApiServer) -> None:
-    jobs.add(fake, "running")
-    (attempt,) = jobs.RECORDS["running"].attempts
-    told = replace(jobs.RECORDS["running"], attempts=[replace(attempt, clocks="gpt-worker-1 on node-b +8 s")])
-    fake.written["gpt-worker-0"] = jobs.log_of(0, told)
-    assert "\nclocks differ from the clock of pod 0: gpt-worker-1 on node-b +8 s\n" in terminal("flk status gpt")
 
 
 @pytest.mark.parametrize("line", ["flk status gpt", "flk status GPT", "flk status gpt -n other"])

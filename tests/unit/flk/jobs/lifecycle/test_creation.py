@@ -209,7 +209,7 @@ def test_the_server_answers_a_dry_run_for_an_archive_that_it_has(fake: Any, clie
 def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)
+    monkeypatch.setattr("flk.kube.discovery.KEPT", -1.0)
     queued = rendered(replicas=1, queue="gold")
     fake.refused["/apis"] = (403, "")
     create_job(client, queued)  # whether there is Kueue is not known

@@ -91,10 +91,9 @@ class Job:
         history: list[Attempt] | None = None,
         node: str = "node",
         step: int | None = None,
-        ahead: float = 0.0,
     ) -> None:
         for pod in pods:
-            join = Join(f"worker-{pod}", node, history or [], failures or [], step=step, ahead=ahead)
+            join = Join(f"worker-{pod}", node, history or [], failures or [], step=step)
             self.leader.received(pod, join, self.now)
 
     def arrive(self, *pods: int, incarnation: str = "first") -> None:
@@ -147,15 +146,6 @@ def test_an_attempt_starts_when_all_members_have_joined(job: Job) -> None:
     assert [list(start.ranks(pod, 2)) for pod in start.pods] == [[0, 1], [2, 3], [4, 5]]
     assert job.calls == [start], "one message for all pods, which is encoded once"
     assert start.history[0].pods == "0-2"
-
-
-def test_the_record_of_an_attempt_names_clocks_that_differ(job: Job) -> None:
-    assert job.start().history[-1].clocks == ""
-    job.fail(1)
-    job.join(0)
-    job.join(1, node="node-b", ahead=7.6)
-    job.join(2, ahead=-60.0)
-    assert job.latest(0).history[-1].clocks == "worker-1 on node-b +8 s, worker-2 on node -60 s"
 
 
 def test_a_failure_ends_the_attempt_in_all_pods_at_once(job: Job) -> None:
@@ -478,22 +468,6 @@ def test_a_preemption_ends_when_the_ranks_of_all_pods_have_saved_and_ended(job: 
     job.connect(1, incarnation="second")
     job.join(0, 1, 2)
     assert job.latest(1).history[0].failure == ended.failure
-
-
-def test_all_ranks_save_before_idle_gpus_end_the_job(job: Job) -> None:
-    job.start()
-    idle = Failure(Kind.IDLE, 0, pod_name="worker-0", time=job.now, message="none was busy in the last 1800 s")
-    for _ in range(2):
-        job.leader.received(0, FailureReport(0, idle), job.now)
-    assert all(messages[1:] == [PreemptionStarted(0, idle)] for messages in job.sent.values())
-    for pod in range(3):
-        job.leader.received(pod, BoundaryReport(0, [Boundary(7, True)]), job.now)
-    for pod in range(3):
-        job.leader.received(pod, RanksEnded(0, 7), job.now)
-    job.join(0, 1, 2)
-    cause = job.ended().failure
-    assert cause is not None
-    assert (cause.kind, cause.message) == (Kind.IDLE, f"{idle.message}; saved after step 7")
 
 
 def test_ranks_that_got_sigterm_are_waited_for_also_when_a_pod_is_gone(job: Job) -> None:

@@ -14,13 +14,12 @@ from flk_runtime.contract.telemetry import (
     PODS_LIMIT,
     RANKS_LIMIT,
     SAVES_LIMIT,
-    GpuUsage,
     PodStatus,
     PodUsage,
     Sample,
     Telemetry,
 )
-from flk_runtime.launcher.telemetry.keeper import History, IdleGpus, Keeper
+from flk_runtime.launcher.telemetry.keeper import History, Keeper
 from flk_runtime.metrics.logging import line
 
 MIB = 1 << 20
@@ -184,56 +183,3 @@ def test_steps_that_are_done_again_replace_the_former_ones() -> None:
 def test_two_lines_of_a_step_become_one_sample() -> None:
     history = History(samples=[Sample(1, 0, 5, loss=1.0), Sample(2, 0, 5, mfu=0.5)])
     assert history.samples() == [Sample(2, 0, 5, loss=1.0, mfu=0.5)]
-
-
-# Idle GPUs ----------------------------------------------------------------------------------------------------
-
-
-def gpu_usage(*busy: float) -> PodUsage:
-    return PodUsage(0, "", "", 0.0, gpus=[GpuUsage(each, 0, 1) for each in busy])
-
-
-def test_all_gpus_of_all_pods_must_do_nothing() -> None:
-    idle = IdleGpus()
-    idle.start_attempt([0, 2])
-    idle.add(0, gpu_usage(0.0, 0.04), 10.0)
-    assert (idle.since(10.0), idle.unknown(10.0)) == (None, [2])
-    idle.add(2, gpu_usage(0.0), 20.0)
-    idle.add(0, gpu_usage(0.01, 0.0), 30.0)
-    assert (idle.since(30.0), idle.unknown(30.0)) == (20.0, [])
-    idle.add(2, gpu_usage(0.0, 0.06), 40.0)
-    assert idle.since(40.0) is None
-    idle.add(2, gpu_usage(0.0, 0.0), 50.0)
-    assert idle.since(50.0) == 50.0
-
-
-def test_a_pod_whose_gpus_are_not_known_any_more_may_be_busy() -> None:
-    idle = IdleGpus()
-    idle.start_attempt([0])
-    idle.add(0, gpu_usage(0.0), 10.0)
-    idle.add(0, gpu_usage(), 20.0)
-    assert (idle.since(20.0), idle.unknown(20.0)) == (None, [0])
-
-
-def test_an_attempt_begins_anew_and_pods_that_take_no_part_do_not_count() -> None:
-    idle = IdleGpus()
-    idle.start_attempt([0, 1])
-    idle.add(0, gpu_usage(0.0), 10.0)
-    idle.start_attempt([1])
-    idle.add(0, gpu_usage(0.9), 20.0)
-    idle.add(1, gpu_usage(0.0), 30.0)
-    assert idle.since(30.0) is None
-
-
-def test_readings_that_have_stopped_say_nothing() -> None:
-    """Where the driver hangs, or the thread that reads has ended, GPUs may be busy."""
-    idle = IdleGpus()
-    idle.start_attempt([0, 1])
-    for now in (10.0, 20.0):
-        idle.add(0, gpu_usage(0.0), now)
-        idle.add(1, gpu_usage(0.0), now)
-    assert idle.since(100.0) == 10.0
-    assert (idle.since(141.0), idle.unknown(141.0)) == (None, [0, 1])
-    idle.add(0, gpu_usage(0.0), 150.0)
-    idle.add(1, gpu_usage(0.0), 160.0)
-    assert idle.since(170.0) == 160.0

@@ -60,7 +60,7 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 EXAMPLES: list[Message] = [
     Hello(1, "a1b2", 12.5),
-    Welcome("leader", 1.5),
+    Welcome("leader"),
     Refused("why"),
     Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),
     FailureReport(3, FAILURE),
