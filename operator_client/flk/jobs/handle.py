@@ -132,12 +132,13 @@ class JobHandle:
         else:
             place.write(Path(source), target[1:], lambda text: None)
 
-    def scale(self, pods: int) -> None:
+    def scale(self, pods: int, *, lose_progress: bool = False) -> None:
         """Give an elastic job ``pods`` pods, which its launchers admit or let go at a step boundary. Returns at once.
 
-        Raises UsageError if the job is not elastic, has ended, is in a queue or may not have as many.
+        Raises UsageError if the job is not elastic, has ended, is in a queue or may not have as many, or if several
+        pods end at once and only their memory has its checkpoints, unless with ``lose_progress``.
         """
-        lifecycle.scale(self._own, self.name, pods)
+        lifecycle.scale(self._own, self.name, pods, lose_progress=lose_progress)
 
     def suspend(self, timeout: float | None = None, *, lose_progress: bool = False) -> None:
         """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.
