@@ -101,13 +101,13 @@ def test_an_elastic_job_changes_its_size_by_deletion_and_by_scale(
     job.train("four pods train", 4, 1)
     job.kubectl("delete", "pod", "stretch-worker-2", "--wait=false")
     job.train("four pods train again", 4, 3)
-    assert job.flk("scale", "stretch", "2").code == 0
-    job.train("two pods train", 2, 4)
+    assert job.flk("scale", "stretch", "3").code == 0
+    job.train("three pods train", 3, 4)
     job.hurry()
     status = job.end(tmp_path, batch=8)
     attempts = status["attempts"]
     sizes = [each["pods"] for each in attempts]
-    assert sizes[-1] == 2
+    assert sizes[-1] == 3
     assert [4, 3, 4] in [sizes[first : first + 3] for first in range(len(sizes))], sizes
     assert {each["outcome"] for each in attempts[:-1]} == {"resized"}
     assert (status["restarts"], status["disruptions"]) == (0, 0)

@@ -132,8 +132,7 @@ def test_partners_that_are_lost_together_start_the_training_again(job: Callable[
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     assert begun(run) == [0, 0]
     assert re.search(
-        r"\[pod 0\] the checkpoint in memory after step \d+ is incomplete: "
-        r"the (shard of rank [12] is|shards of ranks 1-2 are) lost",  # a copy may be under way
+        r"\[pod 0\] the checkpoint in memory after step \d+ is incomplete: [12] of its 3 shards are lost",
         run.log(0),
     ), run.log(0)
 
@@ -251,33 +250,3 @@ def test_ranks_that_are_killed_while_large_shards_are_copied_restart(job: Callab
     steps = begun(run)
     assert steps == sorted(steps)
     assert [pod for pod, process in run.running.items() if process.poll() is not None] == []
-
-
-@pytest.mark.parametrize("pause", often((1,), [0.0, 0.3, 1.0]))
-def test_partners_that_leave_an_elastic_job_hand_over_their_shards(
-    job: Callable[..., Pods], root: Path, pause: float
-) -> None:
-    """Pods 2 and 3 are partners. Pod 3 is told to stop at once, while all save, and when it trains without pod 2."""
-    limits = {pod_env.MIN_PODS: "1", pod_env.GRACE: "20", user_env.LAST_CALL: "1", pod_env.DISRUPTIONS: "0"}
-    run = job(4, **limits)
-    start(run, 300, save_every=1000)
-    reach(run, 12)
-    for pod in (2, 3):
-        run.running[pod].terminate()
-        time.sleep(pause)
-    for pod in (2, 3):
-        assert run.running[pod].wait(60) == 143, run.logs_of_all()
-        shutil.rmtree(folder_of(root, pod))
-    assert [run.running[pod].wait(60) for pod in (0, 1)] == [0, 0], run.logs_of_all()
-    steps = begun(run)
-    assert steps[0] == 0
-    assert steps[-1] >= 12, run.logs_of_all()
-    saved = 0
-    for attempt in run.record().attempts:
-        assert attempt.restored in (None, saved), run.logs_of_all()
-        # An attempt whose ranks had not all done their first step could not save when pod 3 was told to stop.
-        if attempt.failure and "saved after step" in attempt.failure.message:
-            assert attempt.failure.message.endswith(f"saved after step {attempt.step}"), attempt
-            saved = attempt.step
-    if not pause:  # later, the partner has copied the shards to another pod already
-        assert "this pod ends; pod" in run.log(2) + run.log(3), run.logs_of_all()

@@ -146,17 +146,19 @@ def scale(
     pods: Annotated[int, typer.Argument(metavar="PODS", min=1, help="How many pods train.", show_default=False)],
     context: Context = None,
     namespace: Namespace = None,
+    lose_progress: LoseProgress = False,
 ) -> None:
     """Change the number of pods of an elastic job, within the limits of its --elastic MIN:MAX.
 
     Returns at once. All ranks save after the same step, and training goes on from there with the new number. This uses
-    none of the job's restarts and disruptions.
+    none of the job's restarts and disruptions. A job whose checkpoints only the memory of its pods has gives up one pod
+    at a time, or several with --lose-progress: two pods that end together may hold the only copies of a shard.
     """
     from flk.jobs import lifecycle
     from flk_runtime.contract.quantities import plural
 
     client, job = open_job(job, context, namespace)
-    before = lifecycle.scale(client, job, pods)
+    before = lifecycle.scale(client, job, pods, lose_progress=lose_progress, report=note)
     if before == pods:
         note(f"job {job} has {plural(pods, 'pod')} already")
         return

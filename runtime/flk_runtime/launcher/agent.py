@@ -7,7 +7,6 @@ reports. The threads of the rendezvous only post events.
 from __future__ import annotations
 
 import enum
-import functools
 import math
 import os
 import selectors
@@ -133,7 +132,6 @@ class _Stop:
 
     signal: int
     at: float  # time by which the launcher ends, also if other pods have not; time.monotonic
-    draining: bool | None = None  # the leader has not released this launcher yet; None: it was not asked
 
     @property
     def by_user(self) -> bool:
@@ -218,7 +216,8 @@ class Agent:
         if self.final_record:
             return self._finish(self.final_record)
         if self.stop:
-            return None if self._must_wait(self.stop) else self._finish_stopped(self.stop)
+            saving = self._running and self._running.preemption  # until the ranks of all pods have ended: pod 0 leads
+            return None if saving and not self._overdue else self._finish_stopped(self.stop)
         if attempt:
             self.phase = _Phase.JOINING
             self._join_next_round(attempt)
@@ -252,15 +251,6 @@ class Agent:
                     self.records.log(f"{event.failure.summary}; all ranks have to end")
             case messages.SaveAt() if running and running.preemption:
                 self._stop_ranks(running.preemption, event.step)
-            case messages.Transfer() if self.memory:
-                self.memory.transfer(
-                    event.pod,
-                    (event.host, event.port),
-                    event.shards,
-                    lambda *held: self.member.send(messages.Transferred(*held)),
-                )
-            case messages.Release() if self.stop:
-                self.stop.draining = False
             case messages.AttemptEnded() if running:
                 self._end_in_ledger(event.failure)
                 running.end = event.failure
@@ -307,9 +297,7 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            ranks = functools.partial(attempt.ranks, processes=settings.processes)
-            world_size = len(attempt.pods) * settings.processes
-            self.memory.start(attempt.number, attempt.memory, ranks, world_size, attempt.readers)
+            self.memory.start(attempt.number, attempt.memory, attempt.pods)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         try:
             self.ranks.start(attempt, variables)
@@ -437,20 +425,6 @@ class Agent:
             self.ranks.kill_within(self.settings.grace)
             failure = replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
             self.member.send(messages.PreemptionRequest(running.started.number, failure))
-
-    def _must_wait(self, stop: _Stop) -> bool:
-        """Whether this launcher, told to stop, has to wait, though its ranks have ended.
-
-        It waits until the ranks of all pods have ended, because pod 0 leads until then. It also waits until pods that
-        stay hold the shards of a checkpoint that would be lost with this pod.
-        """
-        if self._overdue:
-            return False
-        if self._running and self._running.preemption:
-            return True
-        if stop.draining is None:
-            stop.draining = not stop.by_user and self.member.request_drain()
-        return stop.draining
 
     @property
     def _overdue(self) -> bool:

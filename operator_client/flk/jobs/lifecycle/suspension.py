@@ -337,11 +337,18 @@ def changeable_job(client: JobClient, name: str) -> Object:
     return job
 
 
-def scale(client: JobClient, name: str, pods: int) -> int:
+def scale(
+    client: JobClient,
+    name: str,
+    pods: int,
+    *,
+    lose_progress: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> int:
     """Give a job ``pods`` pods. Return how many it should have had before.
 
-    Raises UsageError if the job is not elastic, has ended, is in a queue, or may not have as many pods, and
-    JobNotFoundError if there is none.
+    Raises UsageError if the job is not elastic, has ended, is in a queue, may not have as many pods, or loses progress
+    without ``lose_progress``, as in `suspend`, and JobNotFoundError if there is none.
     """
     job = changeable_job(client, name)
     state = derive(JobView(Observation(job)))
@@ -352,6 +359,8 @@ def scale(client: JobClient, name: str, pods: int) -> int:
         )
     if not state.min_size <= pods <= state.max_size:
         raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
+    if state.replicas - pods > 1 and loses_checkpoints(job):  # two pods may hold the only copies of a shard
+        refuse_to_lose(view_job(client, name), lose_progress, report)
     if pods != state.replicas:
         change_job(client, job, target_of(job).scaling(job, pods))
     return state.replicas

@@ -16,12 +16,11 @@ from flk_runtime.contract.quantities import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
-from flk_runtime.launcher.coordinator.memory import Drain, MemoryPlans, with_shards
 from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector, PhaseLimits, Stragglers
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import MemoryPlans
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import Message
@@ -72,7 +71,6 @@ class Leader:
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
         self._joined: dict[int, messages.Join] = {}  # members that are ready for the next attempt, spares included
         self._membership = Membership(settings)
-        self._drain = Drain()
         self._memory_plans = MemoryPlans(settings.processes, log)
         self._history: list[Attempt] = []
         self._failures = Failures()  # in the latest attempt, of all pods
@@ -122,14 +120,13 @@ class Leader:
         ):
             self._failures.add(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
-        self._drain.remove(pod)
         self._unjoin(pod)
         self._start_if_ready(now)
 
     def received(self, pod: int, message: Message, now: float) -> None:
         """Handle a message of a member."""
         match message:
-            case messages.Join() | messages.DrainRequest() if self._record:  # the job has ended
+            case messages.Join() if self._record:  # the job has ended
                 self._do.send([pod], messages.JobEnded(self._record))
             case messages.Join():
                 self._join(pod, message, now)
@@ -156,14 +153,6 @@ class Leader:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-            case messages.DrainRequest(memory):
-                self._start_drain(pod, memory, now)
-            case messages.Transferred(target, shards):
-                self._drain.transferred(pod)
-                join = self._joined.get(target)
-                if join and join.memory:
-                    self._joined[target] = replace(join, memory=with_shards(join.memory, shards))
-                self._start_if_ready(now)
             case messages.CopiesUnreadable(copies):
                 self._memory_plans.exclude(copies)
             case messages.Leave():
@@ -228,9 +217,6 @@ class Leader:
         self._round = Round(now, now + timeout, now + _PROGRESS_INTERVAL)
 
     def _join(self, pod: int, join: messages.Join, now: float) -> None:
-        if pod in self._drain.pods:  # its launcher had begun to join when it was told to stop
-            self._failures.add(*join.failures)
-            return
         self._joined[pod] = replace(join, history=[])  # only `_learn` needs it
         if self._runs:
             # A pod that was admitted had succeeded and lost its connection then: it does not wait to take part.
@@ -261,44 +247,10 @@ class Leader:
         if self._joined.pop(pod, None) and self._round:
             self._round.start_at = None
 
-    def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
-        """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
-        self._membership.leave(pod)
-        self._drain.add(pod, memory)
-        self._unjoin(pod)
-        if self._round:
-            self._round.start_at = None
-        if self._runs and pod in self._latest.training:
-            # It received the signal between two attempts, and this one has started with it.
-            name, node = self._latest.places[pod]
-            lost = self._lost(pod, "received SIGTERM")
-            self._end_attempt(replace(lost, kind=self._stop_kind, pod_name=name, node=node), now)
-        self._start_if_ready(now)
-
-    def _advance_drain(self) -> None:
-        """Tell the launchers that have to stop what they do next, if it is known which shards the others hold."""
-        if not self._drain.unfinished:
-            return
-        if self._runs:
-            staying = {}  # the pods that train hold what the attempt needs
-        elif self._connected.keys() <= self._joined.keys() | self._drain.pods:
-            staying = {pod: join.memory for pod, join in self._joined.items()}
-        else:
-            return
-        for pod, message in self._drain.decide(staying):
-            self._do.send([pod], message)
-
     def _start_if_ready(self, now: float) -> None:
         """Start the next attempt, or note when it may start, if enough members have joined."""
-        if self._record:
-            return
-        self._advance_drain()
         joining = self._round
-        if joining is None:
-            return
-        if self._drain.unfinished or self._drains_follow:
-            joining.call_until = None
-        elif joining.start_at is None:
+        if joining and joining.start_at is None:
             joining.call_until = self._membership.ready_at(self._joined, self._connected, now)
             if joining.call_until is not None and now >= joining.call_until:
                 self._finish_joining(joining, now)
@@ -372,13 +324,12 @@ class Leader:
         number = last.number + 1 if last else 0
         avoided = {each.node for each in quarantine(self._history, settings.limits.node_memory)}
         pods = self._membership.choose(self._joined, avoided)
-        order = format_ranges(pods)
         attempt = Attempt(
             number,
             time.time(),
             restarts=decision.restarts,
             disruptions=decision.disruptions,
-            pods=order,
+            pods=format_ranges(pods),
         )
         self._history = [*shorten(self._history), attempt]
         self._round = None
@@ -390,16 +341,15 @@ class Leader:
         self._hang_detector.attempt_started(number, self._latest.places, now)
         if self._telemetry:
             self._telemetry.start_attempt(number, self._latest.places)
-        plans, readers = self._memory_plans.make(pods, self._joined)
-        for pod, plan in plans:
-            self._do.send([pod], plan)
+        inventories = {pod: join.memory for pod, join in self._joined.items()}
+        memory = self._memory_plans.make({pod: self._joined[pod].node for pod in pods}, inventories)
         again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
         self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._do.serve_attempt_store()
-        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
+        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, memory, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:
@@ -476,14 +426,6 @@ class Leader:
     def _ended(self, failure: Failure | None) -> list[Attempt]:
         """The history with the end of the latest attempt."""
         return [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
-
-    @property
-    def _drains_follow(self) -> bool:
-        """Whether a pod that has to stop has not yet sent its inventory. It sends it or disconnects."""
-        return self._memory_plans.exist and any(  # without a look at all pods, since this is asked at each Join
-            pod in self._connected and pod not in self._joined and pod not in self._drain.pods
-            for pod in self._membership.leaving
-        )
 
     @property
     def _stop_kind(self) -> Kind:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from flk_runtime.contract.quantities import numbered, size_text
+from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher, Partner
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -68,14 +68,13 @@ class _Attempt:
         fetcher: Fetcher,
         own: range,
         copied: Sequence[int],
-        readers: list[int],
+        has_partner: bool,
     ) -> None:
         """``own`` are the ranks of this pod, and ``copied`` the ranks of which it gets copies."""
         self.number, self.plan, self.partner, self.fetcher, self.own = number, plan, partner, fetcher, own
         self.held = [*own, *copied]
         """The ranks whose shards this pod holds."""
-        self.readers = readers or list(range(plan.restore.checkpoint.world_size if plan.restore else 0))
-        """The rank that reads each shard of the checkpoint to restore."""
+        self.has_partner = has_partner
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.counts_third = False  # whether each rank may need a third file, which storage reads
@@ -86,7 +85,8 @@ class _Attempt:
         restore = self.plan.restore
         if restore is None:
             return set()
-        return {each for each in held if each.checkpoint == restore.checkpoint and each.rank not in restore.holders}
+        readers = restore.readers
+        return {each for each in held if each.checkpoint == restore.checkpoint and readers[each.rank] not in self.own}
 
     def need(self) -> int:
         """The worst-case bytes of this pod over all possible partners.
@@ -98,7 +98,7 @@ class _Attempt:
         for rank, size in self.sizes.items():
             pods[rank // len(self.own)] = pods.get(rank // len(self.own), 0) + size
         own = pods.pop(self.own[0] // len(self.own), 0)
-        partner = 0 if self.plan.partner is None else max(pods.values(), default=0)
+        partner = max(pods.values(), default=0) if self.has_partner else 0
         return (2 + self.counts_third) * own + 2 * partner
 
 
@@ -165,19 +165,12 @@ class MemoryService:
         """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory.of(address, self._port, self._store.shards())
+        return Inventory(address, self._port, self._store.shards())
 
-    def start(
-        self,
-        number: int,
-        plan: MemoryPlan | None,
-        ranks: Callable[[int], range],
-        world_size: int,
-        readers: list[int],
-    ) -> None:
-        """Begin an attempt. Call it before its ranks start. None: nothing is kept.
+    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int]) -> None:
+        """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.
 
-        ``ranks`` gives the ranks of a pod. ``readers`` are the ranks that read each shard; empty: who wrote them.
+        Without a ``plan`` nothing is kept.
         """
         restore = plan.restore if plan else None
         self._store.keep_only(
@@ -188,17 +181,18 @@ class MemoryService:
         self.stop()  # threads that this wakes find that their attempt is over
         if plan is None:
             return
-        pod = self._settings.pod
-        target = plan.partner
+        pod, processes = self._settings.pod, self._settings.processes
+        ranks = {each: range(index * processes, (index + 1) * processes) for index, each in enumerate(pods)}
+        target, source = plan.partners.get(pod), plan.copied_by(pod)
         partner = Partner(
             self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
         )
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        others = () if plan.copied is None else ranks(plan.copied)
-        attempt = _Attempt(number, plan, partner, fetcher, ranks(pod), others, readers)
+        others = () if source is None else ranks[source]
+        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, target is not None)
         with self._lock:
             self._attempt = attempt
-        copied = copied_to_partner(plan, pod, world_size)
+        copied = plan.copied_at_first(pod, ranks[pod], len(pods) * processes)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return
@@ -244,25 +238,6 @@ class MemoryService:
         if remove:
             self._store.remove()
 
-    def transfer(
-        self, pod: int, address: tuple[str, int], shards: list[ShardId], done: Callable[[int, list[ShardId]], None]
-    ) -> None:
-        """Send shards to the launcher of a pod that stays, because this launcher ends.
-
-        ``done`` is called in another thread with the pod and the shards that it holds now.
-        """
-
-        def send() -> None:
-            partner = Partner(self._settings, self._store, (pod, address), self._log)
-            sent = [shard for shard in shards if partner.send(shard)]
-            partner.stop()
-            if sent:
-                ranks = numbered("rank", (shard.rank for shard in sent))
-                self._log(f"this pod ends; pod {pod} holds the shards of {ranks} of the checkpoint in memory now")
-            done(pod, sent)
-
-        start_thread("memory-transfer", send, self._post)
-
     # Requests of ranks -------------------------------------------------------------------------------------------
 
     def _accept_ranks(self) -> None:
@@ -306,7 +281,7 @@ class MemoryService:
         if restore is None:
             return None
         copies = sorted(shard.rank for shard in attempt.read_elsewhere(self._store.shards()))
-        return messages.Restorable(restore.checkpoint.step, attempt.readers, restore.doubtful, len(attempt.own), copies)
+        return messages.Restorable(restore.checkpoint.step, restore.readers, restore.doubtful, len(attempt.own), copies)
 
     def _get_file(self, attempt: _Attempt, rank: int) -> Answer:
         """The file of one shard of the checkpoint that is restored.
@@ -317,9 +292,7 @@ class MemoryService:
         if restore is None:
             return Failed("nothing is restored")
         shard = ShardId(restore.checkpoint, rank)
-        if rank not in restore.holders and not self._store.path(shard):
-            return Failed(f"the shard of rank {rank} is read in another pod")
-        holders = restore.holders.get(rank, [self._settings.pod])
+        holders = restore.holders[rank]
         try:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
@@ -360,7 +333,8 @@ class MemoryService:
         if needed <= _NOTICEABLE * attempt.logged_bytes:
             return
         attempt.logged_bytes = needed
-        where = f"of this pod and of pod {partner}" if (partner := attempt.plan.partner) is not None else "of this pod"
+        partner = attempt.plan.partners.get(self._settings.pod)
+        where = "of this pod" if partner is None else f"of this pod and of pod {partner}"
         self._log(
             f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of "
             f"{self._store.folder.parent} for them (limit {size_text(self._store.limit)})"

@@ -16,7 +16,7 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.records.history import job_record, new_record
-from flk_runtime.launcher.replication import Inventory, MemoryPlan
+from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
@@ -83,10 +83,8 @@ class Member:
         self._failures: list[Failure] = []  # in the last attempt
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
-        self._plan: MemoryPlan | None = None  # of the attempt that starts next
         self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
-        self._connected = self._draining = False
         self._status: PodStatus | None = None
         self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
 
@@ -115,18 +113,6 @@ class Member:
         """
         self._loop.put(_Ready(_bounded(failures), step))
 
-    def request_drain(self) -> bool:
-        """Say that this launcher has to stop, if it is connected and holds shards of checkpoints; no rank runs.
-
-        Returns whether Transfer and Release follow. Release follows also when the connection is lost.
-        """
-        inventory = self._inventory()
-        if not (self._connected and inventory and inventory.held):
-            return False
-        self._draining = True
-        self._loop.put(messages.DrainRequest(inventory))
-        return True
-
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader.
 
@@ -142,7 +128,6 @@ class Member:
         while not self._over:
             try:
                 peer = Peer(self._connect())
-                self._connected, self._plan = True, None
                 self._serve(peer)
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
@@ -155,10 +140,6 @@ class Member:
                 self._end_with(replace(self._lost(self._settings.pod, str(error)), kind=Kind.USAGE))
             except OSError as error:
                 self._handle_loss(error)
-            finally:
-                self._connected = False
-                if self._draining:
-                    self._post(messages.Release())
 
     def _serve(self, peer: Peer) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
@@ -218,10 +199,7 @@ class Member:
 
     def _handle(self, message: Message | Unreadable, peer: Peer) -> None:
         match message:
-            case MemoryPlan():
-                self._plan = message
             case messages.AttemptStarted():
-                message, self._plan = replace(message, memory=self._plan), None
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)
@@ -230,13 +208,7 @@ class Member:
             case messages.AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case (
-                messages.StacksRequested()
-                | messages.Reply()
-                | messages.WaitsChanged()
-                | messages.Transfer()
-                | messages.Release()
-            ):
+            case messages.StacksRequested() | messages.Reply() | messages.WaitsChanged():
                 self._post(message)
             case messages.JobEnded():
                 self._loop.send([peer], messages.Leave())

@@ -13,7 +13,7 @@ from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.control import ThreadFailed
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan
 from flk_runtime.wire import Refused, Registry
 
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
@@ -24,7 +24,7 @@ class FromMember:
 
 
 class FromLeader:
-    """The base class of messages from the leader to a member. `MemoryPlan` and `Refused` come from it too."""
+    """The base class of messages from the leader to a member. `Refused` comes from it too."""
 
 
 # From a member to the leader -------------------------------------------------------------------------------------
@@ -107,21 +107,6 @@ class Restored(FromMember):
 
 
 @dataclass(frozen=True)
-class DrainRequest(FromMember):
-    """The launcher of this pod has to stop, no rank of it runs, and its memory holds shards of checkpoints."""
-
-    memory: Inventory
-
-
-@dataclass(frozen=True)
-class Transferred(FromMember):
-    """The launcher of ``pod`` holds these shards of `Transfer` now. The sender could not transfer the others."""
-
-    pod: int
-    shards: list[ShardId]
-
-
-@dataclass(frozen=True)
 class CopiesUnreadable(FromMember):
     """These copies of a shard of the checkpoint that is restored could not be read by a rank of this pod."""
 
@@ -185,17 +170,13 @@ class AttemptStarted(FromLeader):
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
-    order: str  # the pods that take part, in the order of their ranks, as ranges
-    readers: list[int] = field(default_factory=list)
-    """The rank that reads each shard of the checkpoint in memory; empty: the rank that wrote it."""
-    memory: MemoryPlan | None = None
-    """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
+    memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
     again: bool = False  # it is not the first one of the job
 
     @property
     def pods(self) -> list[int]:
         """The pods that take part, in the order of their ranks."""
-        return parse_ranges(self.order)
+        return parse_ranges(self.history[-1].pods)
 
     def ranks(self, pod: int, processes: int) -> range:
         """The ranks of a pod that takes part; each pod has ``processes`` ranks."""
@@ -229,21 +210,6 @@ class AttemptEnded(FromLeader):
 
     number: int
     failure: Failure  # the first that the leader heard of; the cause is chosen when all members have joined again
-
-
-@dataclass(frozen=True)
-class Transfer(FromLeader):
-    """Answer to `DrainRequest`: send these shards to the launcher of a pod that stays, and then `Transferred`."""
-
-    pod: int
-    host: str
-    port: int
-    shards: list[ShardId]
-
-
-@dataclass(frozen=True)
-class Release(FromLeader):
-    """Answer to `DrainRequest` and `Transferred`: no shard of this pod is needed any more, so its launcher may end."""
 
 
 @dataclass(frozen=True)
@@ -286,8 +252,6 @@ class LeaderLost:
     failure: Failure
 
 
-Message = FromMember | FromLeader | MemoryPlan | Refused
-Event = FromLeader | MemoryPlan | Refused | LeaderLost | ThreadFailed
-MESSAGES: Final[Registry[Message]] = Registry(
-    [*FromMember.__subclasses__(), *FromLeader.__subclasses__(), MemoryPlan, Refused]
-)
+Message = FromMember | FromLeader | Refused
+Event = FromLeader | Refused | LeaderLost | ThreadFailed
+MESSAGES: Final[Registry[Message]] = Registry([*FromMember.__subclasses__(), *FromLeader.__subclasses__(), Refused])

@@ -68,6 +68,20 @@ def test_a_job_loses_nothing_without_a_word(training: Any, run: Run, command: st
     assert f"flk: {AGAIN}\n" in stderr
 
 
+def test_several_pods_of_an_elastic_job_are_not_taken_away_without_a_word(training: Any, run: Run) -> None:
+    job = training.objects[JOBS]["gpt"]
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 4
+    container["env"] += [{"name": "FLK_MIN_PODS", "value": "1"}, {"name": "FLK_PODS", "value": "4"}]
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    code, _, stderr = run("scale", "gpt", "2")
+    assert (code, worker["replicas"]) == (2, 4)
+    assert f"error: {AGAIN}\n" in stderr
+    for pods, options in ((3, []), (1, ["--lose-progress"])):
+        assert run("scale", "gpt", str(pods), *options)[0] == 0
+        assert training.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == pods
+
+
 @pytest.mark.parametrize("which", [["gpt", "stored"], ["-l", "flk.dev/job"]])
 def test_of_several_jobs_only_those_are_refused_that_lose_something(training: Any, run: Run, which: list[str]) -> None:
     code, _, stderr = run("suspend", *which)

@@ -13,7 +13,7 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
-from flk_runtime.launcher.replication import Inventory, MemoryPlan
+from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport.messages import (
@@ -22,7 +22,6 @@ from flk_runtime.launcher.transport.messages import (
     AttemptStarted,
     BoundaryReport,
     CopiesUnreadable,
-    DrainRequest,
     FailureReport,
     FromMember,
     JobEnded,
@@ -32,11 +31,9 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
-    Release,
     Restored,
     SaveAt,
     SuccessReport,
-    Transferred,
 )
 from flk_runtime.wire import MessageError
 from tests.unit.flk_runtime.launcher.transport.test_messages import EXAMPLES, mutants
@@ -645,10 +642,10 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
 
     def restored() -> int:
         for pod in range(2):
-            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory.of("", 1, shards)), job.now)
+            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("", 1, shards)), job.now)
         job.wait(60)
-        plan = job.sent[0][-2]
-        assert isinstance(plan, MemoryPlan)
+        plan = job.latest(0).memory
+        assert plan
         assert plan.restore
         return plan.restore.checkpoint.step
 
@@ -658,40 +655,3 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
     job.leader.received(1, FailureReport(0, replace(RAISED, kind=Kind.STORAGE)), job.now)
     assert restored() == 5
     assert "the checkpoint in memory after step 10 could not be read: step 5 is restored" in job.log
-
-
-def test_a_launcher_that_has_to_stop_takes_no_part_though_it_had_begun_to_join() -> None:
-    """A thread checks the health of its pod before it joins, and may end after the signal."""
-    job, save = Job(3, least=2), CheckpointId("first", 5, 3, 1)
-
-    def memory(pod: int) -> Inventory:
-        return Inventory.of(f"10.0.0.{pod}", 80, [ShardId(save, pod)])
-
-    job.connect(0, 1, 2)
-    for pod in range(3):
-        job.leader.received(pod, Join(f"worker-{pod}", "node", memory=memory(pod)), job.now)
-    failure = replace(job.fail(0), message="from pod 2", pod=2)
-    job.leader.received(2, DrainRequest(memory(2)), job.now)
-    job.leader.received(2, Join("worker-2", "node", failures=[failure], memory=memory(2)), job.now)
-    for pod in (0, 1):
-        job.leader.received(pod, Join(f"worker-{pod}", "node", memory=memory(pod)), job.now)
-    job.leader.received(2, Transferred(0, [ShardId(save, 2)]), job.now)
-    assert isinstance(job.sent[2][-1], Release)
-    assert job.latest(0).pods == [0, 1]
-
-
-def bytes_of_a_restart(pods: int) -> int:
-    """Bytes that the last of so many pods gets when an attempt starts that restores a checkpoint in memory."""
-    job = Job(pods)
-    job.connect(*job.sent)
-    save = CheckpointId("some", 10, pods, 1)
-    for pod in job.sent:
-        memory = Inventory.of("10.0.0.1", 1, [ShardId(save, rank) for rank in (pod, (pod - 1) % pods)])
-        job.leader.received(pod, Join(f"worker-{pod}", f"node-{pod}", memory=memory), job.now)
-    assert isinstance(job.sent[pods - 1][-1], AttemptStarted)
-    return sum(len(MESSAGES.encode(message)) for message in job.sent[pods - 1])
-
-
-def test_what_a_pod_gets_when_an_attempt_starts_does_not_grow_with_the_job() -> None:
-    """Else the bytes that the leader sends grow with the square of the number of pods."""
-    assert bytes_of_a_restart(300) <= 1.1 * bytes_of_a_restart(30)

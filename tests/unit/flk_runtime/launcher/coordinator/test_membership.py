@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.membership import Membership
@@ -269,30 +267,6 @@ def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
         job.join(0, 1)
         job.join(2, node="bad")
     assert group_ranks(job) == {0: 0, 1: 1, 3: 2}
-
-
-@pytest.mark.parametrize("while_others_save", [False, True])
-def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_save: bool) -> None:
-    """Its launcher stays connected while it transfers its shard of a checkpoint."""
-    job = Job(3, least=1, disruptions=0)
-    job.start()
-    stop(job, 2, 0)
-    save_and_end(job, [0, 1, 2], 0)
-    job.join(0, 1)
-    job.wait(5.0)
-    assert group_ranks(job) == {0: 0, 1: 1}
-    stop(job, 1, 1)
-    if while_others_save:
-        job.leader.disconnected(2, "it closed the connection", job.now)
-    save_and_end(job, [0, 1], 1, step=9)
-    job.leader.disconnected(2, "it closed the connection", job.now)
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.join(0)
-    job.wait(5.0)
-    assert [summary for _, summary in causes(job)] == [
-        "worker-2 received SIGTERM; saved after step 7",
-        "worker-1 received SIGTERM; saved after step 9",
-    ]
 
 
 def test_a_pod_that_is_needed_stays_on_a_node_in_quarantine() -> None:

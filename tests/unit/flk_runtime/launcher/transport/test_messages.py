@@ -21,7 +21,6 @@ from flk_runtime.launcher.transport.messages import (
     AttemptStarted,
     BoundaryReport,
     CopiesUnreadable,
-    DrainRequest,
     FailureReport,
     Heartbeat,
     Hello,
@@ -33,7 +32,6 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionStarted,
     Question,
     RanksEnded,
-    Release,
     Reply,
     Restored,
     SaveAt,
@@ -41,8 +39,6 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     SuccessReport,
     Topic,
-    Transfer,
-    Transferred,
     WaitsChanged,
     Welcome,
 )
@@ -52,7 +48,8 @@ from tests.support.messages import check_types, replaced
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
-PLAN = MemoryPlan("c3d4", 1, 0, {1: ("10.0.0.2", 80)}, Restore(SHARD.checkpoint, {1: [1, 0]}), [SHARD.checkpoint])
+RESTORE = Restore(SHARD.checkpoint, [[1, 0], [1]], [0, 1])
+PLAN = MemoryPlan("c3d4", {1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, RESTORE, [SHARD.checkpoint])
 STACK = (Frame("train.py", 7, Phase.TRAINING, "loss.backward()"), Frame("train.py", 9, "<module>"))
 COLLECTIVE = Pending("nccl:0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
@@ -69,10 +66,7 @@ EXAMPLES: list[Message] = [
     Heartbeat(PodStatus(3, [RankStatus(0, 1, 12, beat=0.5, samples=3, pending=1)])),
     Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]))),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7),
-    DrainRequest(Inventory.of("10.0.0.1", 4711, [SHARD])),
-    Transfer(2, "10.0.0.2", 4711, [SHARD]),
-    Transferred(2, [SHARD]),
+    Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
     Restored(3, 7, "memory"),
     CopiesUnreadable([(1, SHARD)]),
     Leave(),
@@ -82,9 +76,8 @@ EXAMPLES: list[Message] = [
     SaveAt(3, 8),
     RanksEnded(3, 8),
     RanksEnded(3, None),
-    AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, order="0"),
-    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0]),
-    PLAN,
+    AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, PLAN),
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
     JobEnded(JobRecord("succeeded", 0)),
@@ -97,7 +90,6 @@ EXAMPLES: list[Message] = [
     StacksRequested(1),
     Reply("a", {"cause": ""}),
     WaitsChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)], Standstill(7.5, "rank 1 sleeps", "gpt-worker-1")),
-    Release(),
 ]
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Server
@@ -19,7 +20,7 @@ from flk_runtime.launcher.transport.server import AttemptStore
 from flk_runtime.wire import Connection, Refused
 
 PODS = 3
-STARTED = AttemptStarted(0, "10.0.0.1", 29500, [], "0-2")
+STARTED = AttemptStarted(0, "10.0.0.1", 29500, [Attempt(0, 1.0, pods="0-2")])
 
 
 class Starter:
