@@ -25,7 +25,6 @@ from flk_runtime.system import host
 
 NVML: Final = "libnvidia-ml.so.1"
 _GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
-_TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
 
 
 def open_nvml() -> ctypes.CDLL | None:
@@ -80,16 +79,7 @@ def _read_gpu(nvml: Any, handle: ctypes.c_void_p) -> GpuUsage | None:
         handle, ctypes.byref(memory)
     ):
         return None
-    milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
-    no_power = nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
-    no_heat = nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(celsius))
-    return GpuUsage(
-        shares[0] / 100,
-        memory[2],
-        memory[0],
-        None if no_power else milliwatts.value / 1000,
-        None if no_heat else float(celsius.value),
-    )
+    return GpuUsage(shares[0] / 100, memory[2], memory[0])
 
 
 @dataclass(frozen=True)
