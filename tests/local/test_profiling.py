@@ -78,7 +78,7 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
 
 def profile(job: Pods, place: int, **arguments: Any) -> dict[str, Any]:
     """The answer to a request for a profile of five steps."""
-    given = {"steps": 5, "timeout": 30, "memory": False, "rank": place} | arguments
+    given = {"steps": 5, "timeout": 30, "rank": place} | arguments
     return ask(job, place, arguments=given, source=module_source("flk_runtime/profiling/rank.py"))
 
 
@@ -106,7 +106,7 @@ def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
 ) -> None:
     job = two_ranks(script)
     answer = profile(job, 1)
-    assert answer.keys() >= {"files", "steps"}, (answer, job.log())
+    assert answer.keys() == {"files"}, (answer, job.log())
     events = read_trace(Path(shutil.copy(answer["files"][0], tmp_path)))
     summary = summarize(events)
     assert summary is not None
@@ -115,8 +115,6 @@ def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
     names = {each.name for each in summary.cpu}
     assert {"aten::addmm", "Optimizer.step#SGD.step"} <= names
     assert bool(summary.data_wait) == ("DataLoader" in script)
-    assert answer["first_step"] > 0
-    assert 0 < answer["step_seconds_before"] < 5
     (tmp_path / "stop").touch()
     assert job.wait() == [ExitCode.DONE], job.log()
     sums = [(tmp_path / f"sum.{rank}").read_text() for rank in (0, 1)]
@@ -126,7 +124,6 @@ def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
 def test_ranks_that_cannot_be_profiled_say_why_and_train_on(two_ranks: Callable[[str], Pods], tmp_path: Path) -> None:
     job = two_ranks(PLAIN.replace("COUNT", "pass"))
     assert profile(job, 0, rank=7) == {"error": "absent"}
-    assert profile(job, 0, memory=True) == {"error": "no CUDA"}
     assert ask(job, 0, source="def serve(connection, page, arguments): 1 / 0", arguments={}) == {"error": "ended"}
     (tmp_path / "stop").touch()
     assert job.wait() == [ExitCode.DONE], job.log()

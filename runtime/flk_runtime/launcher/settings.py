@@ -52,7 +52,6 @@ class Settings:
 
     command: tuple[str, ...]  # script.py args, or -m module args
     on_restart: tuple[str, ...] = _of(pod_env.ON_RESTART)  # more arguments in every attempt but the first
-    preload: tuple[str, ...] = _of(pod_env.PRELOAD)  # modules that the fork server imports; empty: see `preload`
     restarted: str = _of(pod_env.RESTARTED)  # "yes": the job has had attempts before it was created again
     workers: int = _of(user_env.WORKERS)  # among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
@@ -246,10 +245,6 @@ def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
                 f"{pod_env.PODS}, {pod_env.POD_INDEX} and {pod_env.RDZV_ENDPOINT}"
             )
         index, address, port = (environ[name] for name in names)
-        if not _NUMBER.fullmatch(index) or int(index) >= int(pods):
-            raise SetupError(f"PET_NODE_RANK must be a number below PET_NNODES={pods}, not {index!r}")
-        if not _NUMBER.fullmatch(port) or not 0 < int(port) < 1 << 16:
-            raise SetupError(f"PET_MASTER_PORT must be a port, not {port!r}")
         found[pod_env.POD_INDEX] = index
         found[pod_env.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if not environ.get(pod_env.PROCESSES):
