@@ -102,9 +102,7 @@ def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: An
     # Meanwhile nothing goes on in the other job.
     eventually("all wait", lambda: status(flk, "asleep")["reason"])
     said = json.loads(flk("why", "asleep", "-o", "json").stdout)
-    assert said["summary"] == (
-        "no rank makes progress: rank 1 waits for rank 0, which did not reach init_process_group; it is at train.py:3: "
-        'time.sleep(10_000) if os.environ["RANK"] == "0" else None'
-    )
-    assert "rank 1 waits for rank 0, which" in flk("status", "asleep").stdout
+    stands = "rank 0 did not reach init_process_group; it is at train.py:3"
+    assert said["summary"] == f"no rank makes progress: {stands}"
+    assert stands in flk("status", "asleep").stdout
     assert (status(flk, "asleep")["phase"], status(flk, "asleep")["attempts"][-1]["number"]) == ("Running", 1)

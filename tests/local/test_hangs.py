@@ -80,7 +80,7 @@ STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
             (SLEEP, "did not reach all_reduce 6; it is at train.py:11 in stuck", "time.sleep(1000)"),
             (LOCK, "did not reach all_reduce 6; it is at train.py:11 in stuck", "lock.acquire()"),
             (NATIVE, "in native code that holds Python's lock (GIL)", "ctypes.PyDLL(None).sleep(1000)"),
-            (IMPORT, "it is in a deadlock of imports with another of its threads", "from first import name"),
+            (IMPORT, "it imports a module", "from first import name"),
             (LOADER, "it waits in its DataLoader for a worker process", "in __getitem__: time.sleep(1000)"),
             (SKIP, "is in broadcast 6, the others in all_reduce 6", "dist.broadcast(torch.ones(1), 0)"),
             (STOP, "did not reach all_reduce 6; it is stopped (SIGSTOP)", "no Python stack"),

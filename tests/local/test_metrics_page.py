@@ -72,7 +72,6 @@ def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
         assert found[f"flk_making_progress{{{base}}}"] == 1
         assert found[f"flk_attempts_total{{{base}}}"] == 1
         assert found[f"flk_restarts_total{{{base}}}"] == 0
-        assert found[f'flk_step_seconds{{{base},rank="0",node="n1"}}'] > 0.01
         assert 0 < found[f"flk_goodput_ratio{{{base}}}"] < 1
         assert found[f'flk_time_seconds{{{base},cause="starting"}}'] > 0
         with pytest.raises(urllib.error.HTTPError, match="404"):

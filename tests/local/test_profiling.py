@@ -77,7 +77,7 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
 
 def profile(job: Pods, place: int, **arguments: Any) -> dict[str, Any]:
     """The answer to a request for a profile of five steps."""
-    given = {"steps": 5, "timeout": 30, "memory": False, "rank": place} | arguments
+    given = {"steps": 5, "timeout": 30, "rank": place} | arguments
     return ask(job, place, arguments=given, source=module_source("flk_runtime/profiling/rank.py"))
 
 
@@ -120,7 +120,6 @@ def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
 def test_ranks_that_cannot_be_profiled_say_why_and_train_on(two_ranks: Callable[[str], Pods], tmp_path: Path) -> None:
     job = two_ranks(PLAIN.replace("COUNT", "pass"))
     assert profile(job, 0, rank=7) == {"error": "absent"}
-    assert profile(job, 0, memory=True) == {"error": "no CUDA"}
     assert ask(job, 0, source="def serve(connection, page, arguments): 1 / 0", arguments={}) == {"error": "ended"}
     (tmp_path / "stop").touch()
     assert job.wait() == [ExitCode.DONE], job.log()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import JobRecord
 from tests.support.collection import often
@@ -112,27 +110,6 @@ def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(
     assert record.failure is not None
     assert (record.failure.kind, record.failure.pod, len(record.attempts)) == ("container_killed", victim, 2)
     assert record.no_retry_reason == "not retried: failed twice at step 7 with the same error"
-
-
-@pytest.mark.promise("Recovery: Launchers that all die go on with the attempts of the job")
-def test_launchers_that_are_all_killed_leave_their_attempts_on_the_volume(
-    forked_pods: Callable[..., Pods], tmp_path: Path
-) -> None:
-    """The namespace keeps no records: the next launchers count on, so that a job at its memory limit ends."""
-    folder = tmp_path / "checkpoints"
-    identity = {pod_env.JOB_UID: "uid-1", pod_env.RDZV_SECRET: "secret"}
-    job = forked_pods(1, 1, script=KEEP_TRAINING, **identity, **{user_env.CHECKPOINT: str(folder)})
-    record = folder / ".flk-record-test.uid-1.json"
-    for attempt in (0, 1):
-        job.start("train.py")
-        job.pid(attempt, 0)
-        kept = f'"number":{attempt},'
-        job.until(lambda kept=kept: record.exists() and kept in record.read_text(), f"attempt {attempt} is kept")  # type: ignore[misc]
-        job.running[0].kill()
-        job.running[0].wait()
-    job.start("train.py")
-    assert job.wait() == [ExitCode.INFRASTRUCTURE], job.logs_of_all()
-    assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
 def test_the_pod_of_a_lost_gpu_is_replaced(forked_pods: Callable[..., Pods]) -> None:

@@ -35,9 +35,6 @@ def profile(
         str, typer.Option("--rank", metavar="R,…", help="Only these ranks: 0,2 or 0-3; or all. At most 16 at once.")
     ] = "0",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, max=_STEPS, help="Steps to profile.")] = 10,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Also record the history of CUDA memory, for pytorch.org/memory_viz.")
-    ] = False,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go.")] = Path(),
 ) -> int | None:
     """Profile the next steps of ranks of a running job with torch's profiler, without a restart.
@@ -60,7 +57,7 @@ def profile(
             f"{name} does not run with flk's launcher, which knows the ranks",
             hint="start the script with python -m flk_runtime",
         )
-    request = {"arguments": {"steps": steps, "timeout": _TIMEOUT, "memory": memory}}
+    request = {"arguments": {"steps": steps, "timeout": _TIMEOUT}}
     chosen = f"rank{'s' * (len(found) > 1)} {', '.join(str(place.rank) for place in found)}"
     note(f"profiling the next {plural(steps, 'step')} of {chosen}")
 

@@ -38,7 +38,6 @@ _ERRORS: Final[dict[str, tuple[str, str]]] = {
     "busy": ("rank {rank} is being profiled already", "wait for the end of that profile"),
     "profiled": ("the script of rank {rank} runs a profiler of its own", "torch allows one at a time"),
     "no torch": ("the script of rank {rank} has not imported torch", "{stacks} shows what it does"),
-    "no CUDA": ("--memory: rank {rank} has no CUDA GPU, and torch keeps no history of other memory", ""),
     "failed": ("the profiler of rank {rank} failed, and the training goes on: {detail}", ""),
 }
 

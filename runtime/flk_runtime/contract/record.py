@@ -186,7 +186,7 @@ def entry_key(job: str, uid: str) -> str:
 
 @dataclass(frozen=True)
 class ArchivedRecord:
-    """The entry of a job in RECORDS or on its volume: the launcher of pod 0 keeps it for when the pods are gone."""
+    """The entry of a job in RECORDS: the launcher of pod 0 keeps it for when the pods are gone."""
 
     job: str
     uid: str  # of the job; empty: not known

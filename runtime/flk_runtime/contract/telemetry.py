@@ -56,8 +56,6 @@ class GpuUsage:
     busy: float  # share of the time in which a kernel ran, from 0 to 1
     memory: int  # bytes used
     memory_total: int
-    watts: float | None = None
-    celsius: float | None = None
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import torch_private
 
 _POLL: Final = 0.1  # seconds between two looks whether the profile goes on
-_MEMORY_ENTRIES: Final = 100_000  # of the history of memory that torch keeps
 
 
 def serve(connection: socket.socket, page: ProgressPage, arguments: dict[str, Any]) -> None:
     """Answer on ``connection`` with a line of JSON at once and one at the end, which has ``error`` or ``files``.
 
-    ``arguments``: ``rank``, ``steps``, ``timeout`` (seconds without a step), ``memory`` and ``folder`` of the files.
+    ``arguments``: ``rank``, ``steps``, ``timeout`` (seconds without a step), and ``folder`` of the files.
     Nothing is left behind if the connection ends before.
     """
     with connection, contextlib.suppress(OSError):
@@ -42,10 +41,6 @@ def _answer(connection: socket.socket, page: ProgressPage, arguments: dict[str, 
         return {"error": "busy"}
     if "torch" not in sys.modules:
         return {"error": "no torch"}
-    import torch
-
-    if arguments["memory"] and not torch.cuda.is_available():
-        return {"error": "no CUDA"}
     if torch_private.is_profiled():
         return {"error": "profiled"}
     profile = Profile(page, arguments)
@@ -70,7 +65,6 @@ class Profile:
         self._failure = ""
         self._began_at = -1
         self._lock = threading.Lock()  # of the state, between the thread that trains and the one that waits
-        self._cuda_memory: Any = torch.cuda.memory
         self._profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1),
             on_trace_ready=lambda _: None,
@@ -99,23 +93,18 @@ class Profile:
             except Exception as error:
                 self._page.on_step = None
                 self._failure = f"{type(error).__name__}: {error}"
-                with contextlib.suppress(Exception):
-                    self._end_history()
             self._last = time.monotonic()
 
     def _advance(self) -> None:
         self._boundaries += 1
         if self.left:
             self._page.on_step = None
-            self._end_history()
             if self._boundaries > 1:
                 self._profiler.stop()
         elif self._boundaries == 1:
             self._profiler.start()
         else:
             if self._boundaries == 2:
-                if self._arguments["memory"]:
-                    self._cuda_memory._record_memory_history(max_entries=_MEMORY_ENTRIES)
                 self._began_at = self._page.step
             self._profiler.step()
             if self._boundaries == self._steps + 2:
@@ -123,22 +112,10 @@ class Profile:
                 self._done = True
 
     def _write(self) -> list[str]:
-        """Write the trace, and the history of memory, and return the paths."""
-        name = f"profile-{os.getpid()}-{self._began_at}"
-        paths = [os.path.join(self._arguments["folder"], f"{name}.json.gz")]
-        try:
-            self._profiler.export_chrome_trace(paths[0])
-            if self._arguments["memory"]:
-                paths.append(os.path.join(self._arguments["folder"], f"{name}.pickle"))
-                self._cuda_memory._dump_snapshot(paths[1])
-        finally:
-            self._end_history()
-        return paths
-
-    def _end_history(self) -> None:
-        """End the history of memory, if it has begun: it would slow down each allocation."""
-        if self._arguments["memory"] and self._began_at >= 0:
-            self._cuda_memory._record_memory_history(enabled=None)
+        """Write the trace, and return its path."""
+        path = os.path.join(self._arguments["folder"], f"profile-{os.getpid()}-{self._began_at}.json.gz")
+        self._profiler.export_chrome_trace(path)
+        return [path]
 
 
 def _is_closed(connection: socket.socket) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import resource
 import signal
 import zlib
@@ -34,7 +33,7 @@ from flk_runtime.contract.record import (
 )
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, pack_telemetry, unpack_telemetry
 from flk_runtime.launcher.processes.ranks import from_report
-from flk_runtime.launcher.records.archive import Folder, _updated
+from flk_runtime.launcher.records.archive import _updated
 from flk_runtime.launcher.records.history import former_attempts
 from flk_runtime.launcher.records.ledger import Ledger
 from flk_runtime.launcher.replication.exchange import MESSAGES as replication
@@ -78,16 +77,6 @@ def use_entry(text: str) -> None:
         entry.to_json()
 
 
-def use_file(text: str) -> None:
-    folder = Path(f"/dev/shm/flk-test-{os.getpid()}")
-    folder.mkdir(exist_ok=True)
-    file = folder / ".flk-record-gpt.json"
-    file.write_text(text, errors="surrogatepass")
-    ArchivedRecord.from_json(Folder(str(folder)).read("gpt"))
-    file.unlink()
-    folder.rmdir()
-
-
 def use_telemetry(text: str) -> None:
     unpack_telemetry(text)
     unpack_telemetry(base64.b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode())
@@ -124,7 +113,6 @@ READERS: dict[str, tuple[Any, Callable[[str], object]]] = {
     ),
     "mark of an attempt in a log": (3, lambda text: log_format.parse_attempt(f"[pod 0] flk-attempt {text}")),
     "entry of a ConfigMap": (json.loads(ENTRY.to_json()), use_entry),
-    "file of a record": (json.loads(ENTRY.to_json()), use_file),
     "telemetry": ({"time": 1, "history": {"time": [1], "step": [2], "attempt": [0]}, "pods": []}, use_telemetry),
     "line of metrics": (LINE, use_line),
     "report of a rank": (REPORT, use_report),

@@ -29,7 +29,7 @@ from flk_runtime.contract.options import ALL_PHASES
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import Phase, Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict, told_with_waiting
+from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 
 CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
@@ -61,20 +61,12 @@ class PhaseLimits:
 
     def limit(self, phase: Phase) -> float:
         """Seconds without progress after which a rank in this phase hangs."""
-        return self._find(phase)[0]
-
-    def describe(self, phase: Phase) -> str:
-        """The limit of a phase, and where it comes from: ``limit 480 s in phase step, the default``."""
-        limit, source = self._find(phase)
-        return f"limit {limit:g} s in phase {phase}, {source}"
-
-    def _find(self, phase: Phase) -> tuple[float, str]:
         if phase in self.timeouts:
-            return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
+            return self.timeouts[phase] or math.inf
         if ALL_PHASES in self.timeouts:
             patience = CPU_PATIENCE if phase is Phase.SAVING else 1  # a slow volume is no hang
-            return self.timeouts[ALL_PHASES] * patience or math.inf, "from the hang timeout"
-        return LIMITS[phase], "the default"
+            return self.timeouts[ALL_PHASES] * patience or math.inf
+        return LIMITS[phase]
 
 
 def hangs(statuses: Sequence[RankStatus], limit: Callable[[Phase], float]) -> bool:
@@ -298,7 +290,7 @@ class HangDetector:
                 self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
         snapshots = collection.snapshots
-        diagnosis = diagnose(snapshots, hung=collection.purpose is _Purpose.HANG)
+        diagnosis = diagnose(snapshots)
         found = to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
@@ -306,15 +298,13 @@ class HangDetector:
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         if collection.purpose is _Purpose.STANDSTILL and hangs(ranks, lambda phase: STANDSTILL):
-            self._tell_standstill(
-                Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
-            )
+            self._tell_standstill(Standstill(time.time() - idle, diagnosis.sentence(), first.pod_name))
         if collection.purpose is not _Purpose.HANG or not hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
         cause, *lines = lines_of(found)
-        phase = next((status.phase for status in ranks if status.rank == first.rank), Phase.STARTING)
-        limit = self._limits.describe(phase)
+        hung = next((status for status in ranks if status.rank == first.rank), RankStatus(first.rank, first.pod))
+        limit = f"limit {self._limits.limit(hung.phase):g} s in phase {hung.phase}"
         self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
         for line in lines:
             self._log(line)
@@ -329,7 +319,7 @@ class HangDetector:
             message=diagnosis.predicate,
             traceback=f"{limit}\n" + textwrap.dedent("\n".join(stack_lines(first))),
             count=len(diagnosis.ranks),
-            step=first.step if first.step >= 0 else None,
+            step=hung.step if hung.step >= 0 else None,
         )
 
     def _tell_standstill(self, found: Standstill) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,12 +17,11 @@ from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.shared.observer import Pending, is_default
 
 _DATA_LOADER: Final = "waits in its DataLoader"
-_IMPORT: Final = "imports a module"
 # The activity of a rank, by file and function of a call on its main thread's stack. The first row that matches counts.
 _ACTIVITIES: Final = (
     (r"torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data|_next_data|__next__", _DATA_LOADER),
     (r"<frozen importlib\._bootstrap>$", r"acquire|__enter__|_lock_unlock_module", "waits for another thread's import"),
-    (r"<frozen importlib\._bootstrap", r".*", _IMPORT),
+    (r"<frozen importlib\._bootstrap", r".*", "imports a module"),
     (
         r"(^|/)torch/distributed/",
         r"store_based_barrier|.*rendezvous.*|_store_.*",
@@ -39,7 +38,6 @@ _C10D = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collec
 _NOT_COLLECTIVES = ("wrapper", "<lambda>", "_object_to_tensor", "_tensor_to_object")
 _PREFLIGHT = re.compile(r"(^|/)flk_runtime/preflight/")
 _BACKWARD = "_engine_run_backward"
-_ACTIVITIES_TOLD: Final = 3  # different ones of ranks in one sentence
 
 
 @dataclass(frozen=True)
@@ -48,31 +46,21 @@ class Diagnosis:
 
     ranks: tuple[int, ...]  # that behave differently from the others; all ranks if none does
     predicate: str  # of these ranks: "did not reach all_reduce 812; it waits in its DataLoader"
-    collective: str = ""  # that the others wait in
 
     def sentence(self) -> str:
         """The cause in one sentence."""
         return f"{numbered('rank', self.ranks)} {self.predicate}"
 
 
-def diagnose(snapshots: Sequence[Snapshot], *, hung: bool = False) -> Diagnosis:
-    """Find the ranks that the others wait for. ``hung``: no rank makes progress. Raises ValueError without snapshots.
+def diagnose(snapshots: Sequence[Snapshot]) -> Diagnosis:
+    """Find the ranks that the others wait for. Raises ValueError without snapshots.
 
     In this order: ranks that did not reach a collective that others are in, ranks that are in another collective than
     most, ranks that are not in torch.distributed while others are, ranks whose stack is rare.
     """
     if not snapshots:
         raise ValueError("a diagnosis needs at least one snapshot")
-    return _by_flight_recorder(snapshots, hung) or _by_stacks(snapshots)
-
-
-def told_with_waiting(diagnosis: Diagnosis, snapshots: Sequence[Snapshot]) -> str:
-    """The cause in one sentence with the ranks that wait, and the line of source at which the first rank is."""
-    waiting = {each.rank for each in snapshots}.difference(diagnosis.ranks) if diagnosis.collective else ()
-    wait = f"{numbered('rank', waiting)} wait{'s' if len(waiting) == 1 else ''} for " if waiting else ""
-    which = f"{numbered('rank', diagnosis.ranks)}{', which' if waiting else ''} {diagnosis.predicate}"
-    frame = next(user_frame(each.main) for each in snapshots if each.rank == diagnosis.ranks[0])
-    return wait + which + (f": {frame.text}" if frame and frame.text else "")
+    return _by_flight_recorder(snapshots) or _by_stacks(snapshots)
 
 
 def activity(snapshot: Snapshot) -> str:
@@ -88,8 +76,6 @@ def activity(snapshot: Snapshot) -> str:
         worker = user_frame(snapshot.workers[0]) if snapshot.workers else None
         if predicate == _DATA_LOADER and worker:
             return f"{_at(f'{predicate} for a worker process', snapshot)}; the worker is at {worker.place}"
-        if predicate == _IMPORT and any(_contains(stack, *_ACTIVITIES[1][:2]) for stack in snapshot.threads):
-            predicate = "is in a deadlock of imports with another of its threads"
         return _at(predicate, snapshot) + stuck
     waits = in_collective(snapshot)
     if waits:
@@ -112,51 +98,32 @@ def in_collective(snapshot: Snapshot) -> str:
     return function
 
 
-def odd_first(snapshots: Sequence[Snapshot], diagnosis: Diagnosis) -> list[list[Snapshot]]:
-    """The snapshots grouped by equal stacks: groups with a rank of the diagnosis first, then the smaller ones."""
-    groups: dict[str, list[Snapshot]] = {}
-    for snapshot in sorted(snapshots, key=lambda each: each.rank):
-        groups.setdefault(snapshot.key, []).append(snapshot)
-    named = set(diagnosis.ranks)
-    return sorted(
-        groups.values(), key=lambda group: (not any(each.rank in named for each in group), len(group), group[0].rank)
-    )
-
-
-def _by_flight_recorder(snapshots: Sequence[Snapshot], hung: bool) -> Diagnosis | None:
+def _by_flight_recorder(snapshots: Sequence[Snapshot]) -> Diagnosis | None:
     waiting: dict[tuple[str, int], dict[int, Pending]] = {}  # ranks in each collective, by group and number
     for snapshot in snapshots:
         for pending in snapshot.pending[:1]:
             waiting.setdefault((pending.group, pending.number), {})[snapshot.rank] = pending
     # The collective that most ranks wait in; of several, the collective that was begun first.
-    for (group, number), ranks in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0][1])):
+    by_size = sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0][1]))
+    for (group, number), ranks in by_size:
         usual = collections.Counter(pending.name for pending in ranks.values()).most_common(1)[0][0]
         awaited = next(pending for pending in ranks.values() if pending.name == usual)
         missing = [each for each in snapshots if each.rank not in ranks and _belongs(each, group, number)]
         if missing:
-            predicate = f"did not reach {awaited}{_aside(missing)}"
-            return Diagnosis(tuple(each.rank for each in missing), predicate, str(awaited))
+            return _missing(missing, str(awaited))
         others = {rank: pending for rank, pending in ranks.items() if pending.name != usual}
         if others:
-            first = min(others)
-            verb = "is" if len(others) == 1 else "are"
-            rest = "the others" if len(ranks) - len(others) > 1 else numbered("rank", ranks.keys() - others)
-            predicate = f"{verb} in {others[first]}, {rest} in {awaited}"
-            return Diagnosis(tuple(sorted(others)), predicate, str(awaited))
+            return Diagnosis(tuple(sorted(others)), f"{_is(others)} in {others[min(others)]}, the others in {awaited}")
         sizes = collections.Counter(pending.sizes for pending in ranks.values())
         if len(sizes) > 1:
             usual_size = sizes.most_common(1)[0][0]
             differing = tuple(sorted(rank for rank, pending in ranks.items() if pending.sizes != usual_size))
-            sent = f"sizes {ranks[differing[0]].sizes} into {awaited}, the others {usual_size}"
-            return Diagnosis(differing, f"{'gives' if len(differing) == 1 else 'give'} tensors of {sent}", str(awaited))
-    if waiting:
-        (group, number), ranks = max(waiting.items(), key=lambda item: (len(item[1]), -item[0][1]))
-        awaited = next(iter(ranks.values()))
-        all_ranks = " all" if 1 < len(ranks) == len(snapshots) else ""
-        end = ", which does not end" if hung else ""
-        predicate = f"{'is' if len(ranks) == 1 else 'are'}{all_ranks} in {awaited}{end}"
-        return Diagnosis(tuple(sorted(ranks)), predicate, str(awaited))
-    return None
+            own = ranks[differing[0]].sizes
+            return Diagnosis(differing, f"{_is(differing)} in {awaited} with sizes {own}, the others with {usual_size}")
+    if not waiting:
+        return None
+    _, ranks = by_size[0]
+    return Diagnosis(tuple(sorted(ranks)), f"{_is(ranks)} in {next(iter(ranks.values()))}")
 
 
 def _belongs(snapshot: Snapshot, group: str, number: int) -> bool:
@@ -172,36 +139,33 @@ def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
     outside = [each for each in snapshots if not where[each.rank]]
     inside = collections.Counter(name for name in where.values() if name).most_common()
     if outside and inside:
-        predicate = f"did not reach {inside[0][0]}{_aside(outside)}"
-        return Diagnosis(tuple(each.rank for each in outside), predicate, inside[0][0])
+        return _missing(outside, inside[0][0])
     if len(inside) > 1:
         rare, usual = inside[-1][0], inside[0][0]
         ranks = tuple(rank for rank, name in sorted(where.items()) if name == rare)
-        return Diagnosis(ranks, f"{'is' if len(ranks) == 1 else 'are'} in {rare}, others in {usual}", usual)
+        return Diagnosis(ranks, f"{_is(ranks)} in {rare}, the others in {usual}")
     keys = collections.Counter(each.key for each in snapshots).most_common()
     rare_key = keys[-1][0] if len(keys) > 1 and keys[-1][1] < keys[0][1] else None
     odd = [each for each in snapshots if rare_key is None or each.key == rare_key]
+    does = _common_activity(odd) or "are at different places"
     ranks = tuple(sorted(each.rank for each in odd))
-    return Diagnosis(ranks, _common_activity(odd), inside[0][0] if inside else "")
+    return Diagnosis(ranks, f"do the same: each {does}" if len({each.key for each in odd}) < len(odd) else does)
+
+
+def _is(ranks: Sized) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _missing(ranks: Sequence[Snapshot], collective: str) -> Diagnosis:
+    does = _common_activity(ranks)
+    aside = f"; {'it' if len(ranks) == 1 else 'each'} {does}" if does else ""
+    return Diagnosis(tuple(each.rank for each in ranks), f"did not reach {collective}{aside}")
 
 
 def _common_activity(ranks: Sequence[Snapshot]) -> str:
-    """The activity of these ranks as a predicate; where they differ, with the ranks of each."""
-    told: dict[str, list[int]] = {}
-    for each in ranks:
-        told.setdefault(activity(each), []).append(each.rank)
-    if len(told) > 1:
-        shown = [f"{numbered('rank', found)} {text}" for text, found in list(told.items())[:_ACTIVITIES_TOLD]]
-        return f"differ: {'; '.join(shown)}"
-    return ("" if len(ranks) == 1 else "do the same: each ") + next(iter(told))
-
-
-def _aside(missing: Sequence[Snapshot]) -> str:
-    """The activity of the missing ranks, if it is the same for all."""
-    told = {activity(each) for each in missing}
-    if len(told) > 1:
-        return ""
-    return f"; {'it' if len(missing) == 1 else 'each'} {told.pop()}"
+    """The activity of these ranks as a predicate, if it is the same for all; else empty."""
+    told = {activity(each) for each in ranks}
+    return told.pop() if len(told) == 1 else ""
 
 
 def _contains(stack: Sequence[Frame], file: str, function: str) -> bool:
@@ -219,11 +183,6 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
 
 
-# Files whose frames only lead from one frame to the next: of imports, threads and processes that Python starts.
-_MACHINERY: Final = (
-    re.compile(r"^<frozen importlib\._bootstrap_external>$"),
-    re.compile(r"(^|/)python3\.\d+/multiprocessing/(process|popen_\w+|context|spawn)\.py$"),
-)
 _GROUPS: Final = 8  # of equal stacks that are printed
 _FRAMES: Final = 16  # of one stack that are printed
 _DATA_GROUPS: Final = 32  # of equal stacks in a report for programs
@@ -249,7 +208,13 @@ def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequenc
 
     ``silent`` are the pods that sent no stacks.
     """
-    groups = odd_first(snapshots, diagnosis)
+    by_key: dict[str, list[Snapshot]] = {}
+    for snapshot in sorted(snapshots, key=lambda each: each.rank):
+        by_key.setdefault(snapshot.key, []).append(snapshot)
+    odd = set(diagnosis.ranks)
+    groups = sorted(
+        by_key.values(), key=lambda group: (not any(each.rank in odd for each in group), len(group), group[0].rank)
+    )
     return {
         "cause": diagnosis.sentence(),
         "ranks": list(diagnosis.ranks),
@@ -279,20 +244,16 @@ def stack_lines(snapshot: Snapshot) -> list[str]:
 
 def _heading(group: Sequence[Snapshot]) -> str:
     first = group[0]
-    place = f" in {first.pod_name or f'pod {first.pod}'}" if len({each.pod for each in group}) == 1 else ""
-    node = f" on {first.node}" if place and first.node else ""
-    steps = {each.step for each in group if each.step >= 0}
-    step = f", step {min(steps)}" if len(steps) == 1 else f", steps {min(steps)} to {max(steps)}" if steps else ""
-    idle = f", no progress for {min(each.idle for each in group):.0f} s" if first.idle else ""
-    does = activity(first) if len(group) == 1 else f"each {activity(first)}"
-    return f"{numbered('rank', (each.rank for each in group))}{place}{node}{step}{idle}: {does}"
+    if len(group) > 1:
+        return f"{numbered('rank', (each.rank for each in group))}: each {activity(first)}"
+    node = f" on {first.node}" if first.node else ""
+    return f"rank {first.rank} in {first.pod_name}{node}: {activity(first)}"
 
 
 def _indented(stack: Sequence[Frame], indent: str = "") -> list[str]:
-    """The innermost frames without Python's own machinery, and the user's own one if it is further out."""
-    kept = [frame for frame in stack if not any(file.search(frame.file) for file in _MACHINERY)] or list(stack)
-    shown = [f"{indent}  {frame}" for frame in kept[:_FRAMES]]
+    """The innermost frames, and the user's own one if it is further out."""
+    shown = [f"{indent}  {frame}" for frame in stack[:_FRAMES]]
     own = user_frame(stack)
-    if own and own not in kept[:_FRAMES]:
+    if own and own not in stack[:_FRAMES]:
         shown += [f"{indent}  …", f"{indent}  {own}"]
     return shown

@@ -26,9 +26,7 @@ from flk_runtime.wire import MessageError
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
-_SETTLED: Final = 0.05  # seconds without a change after which they are complete,
-_SETTLED_RUNNING: Final = 0.5  # and if the process wants to run, and the latest is what a stack ends with
-_LAST_FRAME: Final = " in <module>\n"  # of the main thread, whose stack is the last; modules being imported have it too
+_SETTLED: Final = 0.2  # seconds without a change after which they are complete
 _ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
 _WORKERS: Final = 8  # processes of a rank whose stacks are read
 _WORKERS_TIMEOUT: Final = 3.0  # seconds for all of them
@@ -73,8 +71,6 @@ class Snapshot:
     answers: bool = True  # the rank's observer answered: no native code holds Python's lock (GIL)
     groups: Mapping[str, int] = field(default_factory=dict)  # number of the latest collective of each group
     pending: tuple[Pending, ...] = ()
-    step: int = -1  # -1: unknown
-    idle: float = 0.0  # seconds since the rank's last sign of progress
 
     @property
     def key(self) -> str:
@@ -94,8 +90,6 @@ class ObservedRank:
     rank: int
     pid: int
     path: str  # FLK_OBSERVER of the rank
-    step: int = -1
-    idle: float = 0.0
 
 
 def take(ranks: Sequence[ObservedRank], pod: int, pod_name: str, node: str, folder: str) -> list[Snapshot]:
@@ -131,8 +125,6 @@ def _take_one(observed: ObservedRank, pod: int, pod_name: str, node: str, folder
         answers=answer is not None,
         groups=answer.groups if answer else {},
         pending=answer.pending if answer else (),
-        step=observed.step,
-        idle=round(observed.idle, 1),
     )
 
 
@@ -196,17 +188,12 @@ def _ask_for_stacks(pid: int, stacks: Path) -> str:
     deadline = time.monotonic() + _STACKS_TIMEOUT
     size, changed = begin, time.monotonic()
     while time.monotonic() < deadline:
-        time.sleep(_SETTLED / 5)
+        time.sleep(0.01)
         latest = _size(stacks)
         if latest != size:
             size, changed = latest, time.monotonic()
-        elif size > begin:
-            needed = _SETTLED
-            if process_state(pid) == "R":  # on a busy node it may be in the middle of them, for as long as others run
-                ends = _read(stacks, begin, size).endswith(_LAST_FRAME)
-                needed = _SETTLED_RUNNING if ends else _STACKS_TIMEOUT
-            if time.monotonic() - changed > needed:
-                break
+        elif size > begin and time.monotonic() - changed > _SETTLED:
+            break
     return _read(stacks, begin, size)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.status import NEVER, Phase, RankStatus
@@ -20,6 +20,9 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
+if TYPE_CHECKING:
+    from flk_runtime.launcher.telemetry.usage import Meter
+
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 
@@ -27,29 +30,11 @@ _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use t
 class Process(Protocol):
     """A running rank, as a launcher knows it."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def progress(self) -> ProgressPage: ...
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables that the launcher has set for it."""
-
-    @property
-    def output_time(self) -> float:
-        """When it last wrote a line, by time.monotonic; 0: never."""
-
-
-class Meter(Protocol):
-    """What reads the usage of the pod; see `flk_runtime.launcher.telemetry.usage`."""
-
-    @property
-    def latest(self) -> PodUsage | None: ...
+    rank: int
+    pid: int
+    progress: ProgressPage
+    environment: Mapping[str, str]  # the variables that the launcher has set for it
+    output_time: float  # when it last wrote a line, by time.monotonic; 0: never
 
 
 class CpuMeter:
@@ -130,14 +115,11 @@ class Watch:
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
         settings = self._settings
-        now = time.monotonic()
         targets = [
             snapshot.ObservedRank(
                 each.process.rank,
                 each.process.pid,
                 each.process.environment[pod_env.OBSERVER],
-                each.process.progress.step,
-                min(self._status(each, now).idle, now - each.started),
             )
             for each in self._watched.values()
         ]

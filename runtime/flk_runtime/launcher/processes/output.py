@@ -19,7 +19,6 @@ from flk_runtime.system import host
 
 _FULL = 1 << 20  # bytes that wait to be written, above which the ranks' output is no longer read
 _FREE = _FULL // 4  # bytes below which it is read again
-_LIMIT = 1 << 24  # bytes above which output is dropped: ranks of many attempts may have left that much
 _CHUNK = 1 << 16  # bytes that are read or written at once
 _RECENT = 30  # latest writes that are kept; each holds whole lines
 
@@ -34,7 +33,6 @@ class Output:
         self._has_room = has_room
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()  # descriptor and data
         self._size = 0  # bytes that wait or are being written
-        self._dropped = 0  # bytes
         self._recent: collections.deque[bytes] = collections.deque(maxlen=_RECENT)
         self._changed = threading.Condition()
         self.is_full = False
@@ -63,14 +61,6 @@ class Output:
     def _put(self, fd: int, data: bytes) -> None:
         with self._changed:
             self._recent.append(data)
-            if self._size + len(data) > _LIMIT:
-                self._dropped += len(data)
-                return
-            if self._dropped:
-                note = f"flk: {self._dropped} bytes of output are missing here: nobody read it in time\n".encode()
-                self._waiting.append((self._stderr, note))
-                self._size += len(note)
-                self._dropped = 0
             self._waiting.append((fd, data))
             self._size += len(data)
             self.is_full = self.is_full or self._size > _FULL
@@ -180,18 +170,12 @@ class RankPipes:
     """The three pipes of one rank: its stdout and stderr, and the one on which it reports its exception."""
 
     def __init__(self, stdout: Prefixer, stderr: Prefixer) -> None:
-        """Raises OSError where this process may open no more files."""
         self._targets: dict[int, Prefixer | None] = {}  # by descriptor to read from; None for the reports
         self.write_ends: list[int] = []  # for the rank: stdout, stderr, reports
         self._report = b""
         self._stderr = stderr
         for target in (stdout, stderr, None):
-            try:
-                read, write = os.pipe()
-            except OSError:
-                for fd in (*self._targets, *self.write_ends):
-                    os.close(fd)
-                raise
+            read, write = os.pipe()
             os.set_blocking(read, False)
             self._targets[read] = target
             self.write_ends.append(write)

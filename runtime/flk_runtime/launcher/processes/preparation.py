@@ -63,7 +63,7 @@ class Preparation:
         self._marker = Path(os.environ.get(pod_env.SETUP_DONE) or packages.parent / "setup" / "done")
 
     def run(self) -> Settings:
-        """Prepare this pod, or take over what an earlier launcher has prepared. Raises PreparationError.
+        """Prepare this pod, unless an earlier launcher has prepared it. Raises PreparationError.
 
         Returns the settings with the time that is left until the deadline. A signal ends this process and the command
         that runs.
@@ -91,14 +91,13 @@ class Preparation:
         self._log("installing packages: " + re.sub("//[^/@ ]+@", "//****@", " ".join(requirements)))
         python = self._environment()
         words = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-        if os.environ.get("HOME") == self._settings.work and "PIP_CACHE_DIR" not in os.environ:
-            words.append("--no-cache-dir")  # it would be in the pod, where nothing reads it again
         code, lines = self._call([*words, *requirements], "pip")
         if code:
-            unreached = next((line for line in lines if _UNREACHED.search(line)), None)
-            if unreached is None or any(_FINAL.search(line) for line in lines):
-                raise PreparationError(f"pip cannot install the packages: {_reason(lines)}", lines)
-            raise PreparationError(f"pip cannot install the packages: {unreached}", lines, Kind.UNPREPARED)
+            unreached = any(map(_UNREACHED.search, lines)) and not any(map(_FINAL.search, lines))
+            errors = [line for line in lines if line.startswith(("ERROR: ", "error: "))]
+            said = (errors or lines or ["it says nothing"])[-1]
+            kind = Kind.UNPREPARED if unreached else Kind.USAGE
+            raise PreparationError(f"pip cannot install the packages: {said}", lines, kind)
         self._log(f"installed packages in {time.monotonic() - begin:.0f} s")
 
     def _environment(self) -> str:
@@ -149,8 +148,6 @@ class Preparation:
     def _call(self, words: list[str], name: str) -> tuple[int, list[str]]:
         """Run a command, whose output goes to stderr. Returns its exit code and its last lines."""
         environ = {"PIP_RETRIES": _RETRIES, **os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
-        for variable in ("PIP_TARGET", "PIP_PREFIX"):
-            environ.pop(variable, None)
         parent = os.getpid()
         lines: deque[str] = deque(maxlen=_KEPT)
         with subprocess.Popen(
@@ -231,10 +228,3 @@ def _once(marker: Path) -> Iterator[bool]:
         needed = not marker.exists()
         yield needed
         marker.touch()
-
-
-def _reason(lines: list[str]) -> str:
-    """The reason that pip gives for its end."""
-    errors = [line for line in lines if line.startswith(("ERROR: ", "error: "))]
-    found = (errors or lines or ["it says nothing"])[-1]
-    return found.partition(": ")[2] if errors else found

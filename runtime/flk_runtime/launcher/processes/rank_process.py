@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import importlib.util
 import inspect
 import io
@@ -15,11 +16,9 @@ import os
 import signal
 import sys
 import threading
-import time
 import types
-import weakref
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
 from flk_runtime.contract import pod_layout
@@ -30,13 +29,6 @@ from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
-_FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
-_reports: list[dict[str, Any]] = []  # of a failure, to send when this rank's exit handlers have run
-# What Python imports before the folder of a script is on its path.
-_BEFORE_PATH = frozenset(
-    {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath"}
-    | {"site", "stat"}
-)
 
 
 def run(command: Sequence[str]) -> int:
@@ -53,17 +45,14 @@ def run(command: Sequence[str]) -> int:
     observer.start()
     _count_steps()
     try:
-        try:
-            _run(command)
-        except SystemExit as exit_:
-            return _exit_code(exit_, reports=os.getpid() == rank)
-        except BaseException as error:
-            return _fail(error, reports=os.getpid() == rank)
-        finally:
-            if os.getpid() == rank:
-                _tell_of_groups()
-    except BaseException as error:  # of a handler of the script, before `_fail` could ignore its signal
-        return _fail(error.__context__ or error, reports=os.getpid() == rank)
+        _run(command)
+    except SystemExit as exit_:
+        return _exit_code(exit_)
+    except BaseException as error:
+        return _fail(error, reports=os.getpid() == rank)
+    finally:
+        if os.getpid() == rank:
+            _tell_of_groups()
     return 0
 
 
@@ -78,7 +67,9 @@ def _tell_of_groups() -> None:
 
 def _fail(error: BaseException, *, reports: bool) -> int:
     """Report the exception that ends this process, print it, and return the exit code."""
-    _ignore_ended_children()
+    # A handler of torch's DataLoader raises RuntimeError when a worker has died, wherever the rank is then.
+    with contextlib.suppress(Exception):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
     hook = _hook()
     if reports:
@@ -110,45 +101,9 @@ def _hook() -> Any:
 
 
 def _count_steps() -> None:
-    """Count the steps of optimizers, from the script's import of torch on."""
-    if module := sys.modules.get(optimizer_steps.MODULE):
-        optimizer_steps.count(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(optimizer_steps.MODULE, optimizer_steps.count))
-
-
-def _ignore_ended_children() -> None:
-    """Restore the default action of SIGCHLD, so that a handler of the script cannot raise while its error is reported.
-
-    torch's DataLoader has such a handler, which raises RuntimeError when a worker has died, wherever the rank is then.
-    """
-    for _ in range(2):
-        with contextlib.suppress(Exception):  # what the handler raises for a signal that has come already
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-class _AfterImport:
-    """A finder (sys.meta_path) that calls a function with one module when the script has imported it."""
-
-    def __init__(self, name: str, function: Callable[[types.ModuleType], None]) -> None:
-        self._name = name
-        self._function = function
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec that the other finders have for the module; None for every other module."""
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec and spec.loader:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                self._function(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    """Count the steps of optimizers. A script that cannot import torch fails itself, if it needs it."""
+    with contextlib.suppress(Exception):
+        optimizer_steps.count(importlib.import_module(optimizer_steps.MODULE))
 
 
 def run_exit_handlers(code: int) -> int:
@@ -162,41 +117,13 @@ def run_exit_handlers(code: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    for report in _reports:
-        failure_report.send(report)
     threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
-    flushed = _flush()  # before files end together with what they write to, in any order
-    if not hasattr(sys, "last_value"):  # else the frames of the exception hold them
-        with contextlib.suppress(BaseException):
-            _end_variables()
-        if flushed:
-            _flush()
-    return code
-
-
-def _end_variables() -> None:
-    """Call the destructors of the script's variables: at once, or one by one where something holds ``__main__``."""
-    main = weakref.ref(sys.modules.pop("__main__"))
-    gc.collect()
-    if held := main():
-        for name in [each for each in vars(held) if each != "__builtins__"]:
-            setattr(held, name, None)
-
-
-def _flush() -> bool:
-    """Write what open files have in their buffers, and return whether that has come to its end.
-
-    A thread does, since another one may hold a file for ever, as while it writes to a full pipe.
-    """
-    thread = threading.Thread(target=_flush_files, daemon=True)
+    _flush_files()  # before files end together with what they write to, in any order
+    sys.modules.pop("__main__", None)
     with contextlib.suppress(BaseException):
-        try:
-            thread.start()
-        except RuntimeError:  # at a limit of processes
-            _flush_files()
-        else:
-            thread.join(_FLUSH_SECONDS)
-    return not thread.is_alive()
+        gc.collect()
+    _flush_files()
+    return code
 
 
 def _flush_files() -> None:
@@ -224,13 +151,11 @@ def _run(command: Sequence[str]) -> None:
     path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
-        _forget_shadowed(sys.path[0])
         del sys.argv[1]  # while the packages are imported
         code, spec = _find(command[1])
         sys.argv[0] = str(spec.origin)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
-        _forget_shadowed(sys.path[0], os.path.basename(path))
         main.__file__, main.__cached__ = path, None
         main.__loader__ = SourceFileLoader("__main__", path)
         with open(path, "rb") as file:
@@ -241,20 +166,6 @@ def _run(command: Sequence[str]) -> None:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
-
-
-def _forget_shadowed(folder: str, script: str = "") -> None:
-    """Forget the modules of Python's library that modules in ``folder`` shadow, so that imports find those of the user.
-
-    They were imported before this folder was on the path. A script's own name shadows none: it is seldom meant.
-    """
-    roots = {name.partition(".")[0] for name in sys.modules}.intersection(sys.stdlib_module_names)
-    for root in roots - _BEFORE_PATH - {script.removesuffix(".py")}:
-        spec = getattr(sys.modules.get(root), "__spec__", None)
-        beside = PathFinder.find_spec(root, [folder]) if spec and spec.has_location else None
-        if beside and beside.origin:
-            for name in [each for each in sys.modules if each.partition(".")[0] == root]:
-                del sys.modules[name]
 
 
 def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
@@ -270,28 +181,14 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
     return code, spec
 
 
-def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
+def _exit_code(exit_: SystemExit) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         code = (exit_.code or 0) & 0xFF
-        if code not in (0, ExitCode.PREEMPTED):
-            failure_report.exits_with_failure = True
-        return code
-    failure_report.exits_with_failure = True
-    text = text_of(exit_.code)
-    print(text, file=sys.stderr)
-    if reports:
-        # Sent by `run_exit_handlers`: when the launcher knows of it, it ends the ranks, which may be writing.
-        _reports.append(
-            {
-                "kind": "exit",
-                "type": "SystemExit",
-                "message": text,
-                "traceback": "",
-                "time": time.time(),
-                "exit_code": 1,
-            }
-        )
-    return 1
+    else:
+        print(text_of(exit_.code), file=sys.stderr)
+        code = 1
+    failure_report.exits_with_failure = code not in (0, ExitCode.PREEMPTED)
+    return code
 
 
 if __name__ == "__main__":

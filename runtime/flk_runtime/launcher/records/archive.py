@@ -1,21 +1,17 @@
-"""RecordArchive: keeps the record of the job in a place that outlives its pods: a ConfigMap, or a file on a volume.
+"""RecordArchive: keeps the record of the job in a ConfigMap, which outlives its pods.
 
 The launcher of pod 0 writes it when an attempt begins or the job ends, and else every few minutes. Where all launchers
 of a job have ended at once, the next ones go on with it. Nothing of the job depends on it: without the right, or
-without an API server or a volume that answers, the job runs on.
+without an API server that answers, the job runs on.
 
-All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch. The file is in the
-folder of the job's checkpoints. `send` sends a request to a server in the cluster, with a token of the pod.
+All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import http.client
 import json
 import os
-import re
 import ssl
 import threading
 import time
@@ -24,7 +20,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flk_runtime.contract import foreign, log_format, pod_layout
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
@@ -35,12 +31,9 @@ INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least
 _RETRY: Final = 30.0  # seconds after a write that failed
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
-_SEAL: Final = re.compile(r',"seal":"([0-9a-f]{64})"\}')
-_SEAL_LENGTH: Final = 75
 LIMIT: Final = 900_000  # bytes of all entries of a ConfigMap: an object of the API may have 1 MiB
-TIMEOUT: Final = 5.0  # seconds for one request, and for reading a file
+TIMEOUT: Final = 5.0  # seconds for one request
 ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of what is in its answer
-_FILE: Final = ".flk-record-{key}.json"
 
 
 class RecordArchive:
@@ -49,7 +42,7 @@ class RecordArchive:
     def __init__(
         self,
         settings: Settings,
-        place: Place,
+        place: ConfigMap,
         last_lines: Callable[[int], list[str]],
         log: Callable[[str], None],
         *,
@@ -113,23 +106,20 @@ class RecordArchive:
     def read(self) -> ArchivedRecord | None:
         """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now.
 
-        An entry that they have not written is ignored, with a line in the log.
+        One that cannot be understood is ignored, with a line in the log.
         """
         settings = self._settings
-        if not (settings.job_uid and settings.secret):
-            return None  # it may be another job's of the same name, or anybody's
-        key = entry_key(settings.job, settings.job_uid)
+        if not settings.job_uid:
+            return None  # it may be another job's of the same name
         try:
-            text = self._place.read(key)
+            text = self._place.read(entry_key(settings.job, settings.job_uid))
         except ERRORS:
             return None
         if not text:
             return None
-        written = opened(text, settings.secret, key)
-        entry = ArchivedRecord.from_json(written) if written else None
+        entry = ArchivedRecord.from_json(text)
         if entry is None:
-            why = "it is damaged" if written else "no launcher of this job has written it"
-            self._log(f"ignored the record of the job in {self._place.name}: {why}")
+            self._log(f"ignored the record of the job in {self._place.name}: it is damaged")
             return None
         self.created = min(self.created, entry.created)
         return entry
@@ -159,41 +149,14 @@ class RecordArchive:
     def _write(self, entry: ArchivedRecord) -> str:
         """Write an entry. Returns why that failed; empty if it did not."""
         try:
-            self._place.write(entry.key, sealed(entry.to_json(), self._settings.secret, entry.key))
+            self._place.write(entry.key, entry.to_json())
         except ERRORS as error:  # URLError is an OSError
             return describe(error)
         return ""
 
 
-def sealed(text: str, secret: str, key: str) -> str:
-    """An object of JSON with a code that proves that a launcher with the secret has written it under this key."""
-    return f'{text[:-1]},"seal":"{_code(text, secret, key)}"}}'
-
-
-def opened(text: str, secret: str, key: str) -> str:
-    """The text of which `sealed` has made this one; empty if it was not sealed with this secret and key."""
-    written, found = text[:-_SEAL_LENGTH] + "}", _SEAL.fullmatch(text[-_SEAL_LENGTH:])
-    return written if found and hmac.compare_digest(found[1], _code(written, secret, key)) else ""
-
-
-def _code(text: str, secret: str, key: str) -> str:
-    content = f"record\n{key}\n{text}".encode(errors="surrogatepass")
-    return hmac.digest(secret.encode(), content, "sha256").hex()
-
-
-class Place(Protocol):
-    """A place for entries, by their keys. The methods take seconds at most, or raise one of `ERRORS`."""
-
-    name: str  # for messages
-
-    def read(self, key: str) -> str:
-        """The entry; empty if there is none."""
-
-    def write(self, key: str, text: str) -> None: ...
-
-
 class ConfigMap:
-    """Entries of a ConfigMap. The oldest make room."""
+    """Entries of a ConfigMap, by their keys. The oldest make room. The methods raise one of `ERRORS`."""
 
     def __init__(self, name: str, folder: str = "") -> None:
         """``folder`` holds token, ca.crt and namespace."""
@@ -203,9 +166,11 @@ class ConfigMap:
         self._made_room = False
 
     def read(self, key: str) -> str:
+        """The entry; empty if there is none."""
         return self._data().get(key, "")
 
     def write(self, key: str, text: str) -> None:
+        """Write the entry, in the place of the oldest ones if there is no room."""
         try:
             dropped = {} if self._made_room else dict.fromkeys(self._oldest(key, len(text)))
             self._request("PATCH", {"data": {**dropped, key: text}})
@@ -236,52 +201,18 @@ class ConfigMap:
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         host = f"[{host}]" if ":" in host else host
         namespace = (folder / "namespace").read_text().strip()
-        return send(
+        token = (folder / "token").read_text().strip()  # it is read anew each time, since the kubelet renews it
+        request = urllib.request.Request(
             f"https://{host}:{port}/api/v1/namespaces/{namespace}/configmaps/{self._object}?fieldManager=flk",
             None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/merge-patch+json", "Authorization": f"Bearer {token}"},
             method=method,
-            content_type="application/merge-patch+json",
-            token=folder / "token",
-            authority=str(folder / "ca.crt"),
         )
-
-
-class Folder:
-    """A file in a folder on a volume. Files of former jobs with this folder are removed."""
-
-    def __init__(self, path: str) -> None:
-        self.name = f"folder {path}"
-        self._path = Path(path)
-
-    def read(self, key: str) -> str:
-        found: list[str] = []
-
-        def look() -> None:
-            with contextlib.suppress(OSError, UnicodeDecodeError), open(self._file(key)) as stream:
-                found.append(stream.read(foreign.LIMIT))
-
-        thread = threading.Thread(target=look, name="record", daemon=True)  # a system call may never return
-        thread.start()
-        thread.join(TIMEOUT)
-        return found[0] if found else ""
-
-    def write(self, key: str, text: str) -> None:
-        file = self._file(key)
-        self._path.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.unlink(missing_ok=True)  # a link of another job would lead elsewhere
-        with open(part, "x") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-        for other in self._path.glob(_FILE.format(key="*")):
-            if other != file:
-                with contextlib.suppress(OSError):
-                    other.unlink()
-
-    def _file(self, key: str) -> Path:
-        return self._path / _FILE.format(key=key)
+        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        # No proxy: the server is in the cluster.
+        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
+            return bytes(answer.read())
 
 
 def describe(error: Exception) -> str:
@@ -294,21 +225,3 @@ def describe(error: Exception) -> str:
 def _updated(text: str) -> float:
     entry = ArchivedRecord.from_json(text)
     return entry.updated if entry else 0.0
-
-
-def send(
-    url: str, body: bytes | None, *, method: str, content_type: str, token: Path | None, authority: str | None
-) -> bytes:
-    """Send a request, and return the answer. Raises one of ERRORS.
-
-    ``token`` is the file of the token, and ``authority`` the file of who has signed the certificates.
-    """
-    headers = {"Content-Type": content_type}
-    if token:  # it is read anew each time, since the kubelet renews it
-        headers["Authorization"] = f"Bearer {token.read_text().strip()}"
-    request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310
-    context = ssl.create_default_context(cafile=authority) if url.startswith("https:") else None
-    # No proxy: the server is in the cluster.
-    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
-        return bytes(answer.read())

@@ -52,7 +52,6 @@ METRICS: Final = {
     "flk_slowest_work_seconds": "Work in a step of the rank that works longest.",
     # Of ranks.
     "flk_step": "Optimizer steps done.",
-    "flk_step_seconds": "Duration of a step, as a weighted mean of the latest.",
     "flk_saved_step": "Step of the latest checkpoint.",
     "flk_stored_step": "Step of the latest checkpoint in storage.",
     # Of pods.
@@ -61,16 +60,11 @@ METRICS: Final = {
     "flk_pod_memory_bytes": "Memory that counts against the limit of the pod.",
     "flk_pod_memory_limit_bytes": "Memory that the pod may use.",
     "flk_pod_gpu_busy_ratio": "Share of the time in which a kernel ran, as a mean of the GPUs of the pod.",
-    "flk_gpu_busy_ratio": "Share of the time in which a kernel ran on the GPU.",
     "flk_gpu_memory_bytes": "Memory of the GPU that is used.",
-    "flk_gpu_memory_limit_bytes": "Memory of the GPU.",
-    "flk_gpu_power_watts": "Power of the GPU.",
-    "flk_gpu_temperature_celsius": "Temperature of the GPU.",
 }
-# The metrics of the fields of RankStatus, Sample, PodUsage and GpuUsage that have one.
+# The metrics of the fields of RankStatus, Sample and PodUsage that have one.
 _OF_RANK: Final = {
     "step": "flk_step",
-    "step_seconds": "flk_step_seconds",
     "saved": "flk_saved_step",
     "stored": "flk_stored_step",
 }
@@ -89,35 +83,12 @@ _OF_POD: Final = {
     "memory": "flk_pod_memory_bytes",
     "memory_limit": "flk_pod_memory_limit_bytes",
 }
-_OF_GPU: Final = {
-    "busy": "flk_gpu_busy_ratio",
-    "memory": "flk_gpu_memory_bytes",
-    "memory_total": "flk_gpu_memory_limit_bytes",
-    "watts": "flk_gpu_power_watts",
-    "celsius": "flk_gpu_temperature_celsius",
-}
 
 Add = Callable[[str, Iterable[tuple[Mapping[str, object], "float | None"]]], None]
 
 
-_CLIENTS: Final = 16  # connections that are served at once; others are closed
-
-
 class PodServer(ThreadingHTTPServer):
-    """Listens on IPv4 and IPv6, where the pod has both. Clients cannot have it keep many threads, or fill a log."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._free = threading.BoundedSemaphore(_CLIENTS)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    """Listens on IPv4 and IPv6, where the pod has both."""
 
     def server_bind(self) -> None:
         self.socket.close()
@@ -252,8 +223,9 @@ class MetricsPage:
         gpus = usage.gpus
         if gpus:
             add("flk_pod_gpu_busy_ratio", [(self._node, sum(gpu.busy for gpu in gpus) / len(gpus))])
-        for field, name in _OF_GPU.items() if self._details else ():
-            add(name, (({**self._node, "gpu": index}, getattr(gpu, field)) for index, gpu in enumerate(gpus)))
+        if self._details:
+            memory = (({**self._node, "gpu": index}, gpu.memory) for index, gpu in enumerate(gpus))
+            add("flk_gpu_memory_bytes", memory)
 
 
 def _labels(labels: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""What this pod uses of its processors and memory, from its control group (v2) and /proc, and its GPUs, from NVML.
+"""What this pod uses of its processors and memory, from its control group (v2), and its GPUs, from NVML.
 
 `Meter` is the thread of a launcher that reads it, and what the GPUs do, at intervals.
 """
@@ -25,7 +25,6 @@ from flk_runtime.system import host
 
 NVML: Final = "libnvidia-ml.so.1"
 _GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
-_TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
 
 
 def open_nvml() -> ctypes.CDLL | None:
@@ -80,16 +79,7 @@ def _read_gpu(nvml: Any, handle: ctypes.c_void_p) -> GpuUsage | None:
         handle, ctypes.byref(memory)
     ):
         return None
-    milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
-    no_power = nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
-    no_heat = nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(celsius))
-    return GpuUsage(
-        shares[0] / 100,
-        memory[2],
-        memory[0],
-        None if no_power else milliwatts.value / 1000,
-        None if no_heat else float(celsius.value),
-    )
+    return GpuUsage(shares[0] / 100, memory[2], memory[0])
 
 
 @dataclass(frozen=True)
@@ -159,19 +149,14 @@ class Counters:
 
 
 def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Counters:
-    """The readings of this container, which takes less than a millisecond."""
+    """The readings of this container, which takes less than a millisecond. Without control groups v2 they lack most."""
     used = _named(group / "cpu.stat").get("usage_usec")
-    # Without it this is the root of the control groups: no container.
-    seconds = _cpu_of_processes(proc) if used is None else used / 1e6
-    memory = _memory(group)
-    machine = _named(proc / "meminfo", separator=":")
-    if memory is None and "MemAvailable" in machine:
-        memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
+    meminfo = proc / "meminfo"
     return Counters(
-        seconds,
+        None if used is None else used / 1e6,
         host.cpu_limit(group) or float(host.cpu_count()),
-        memory,
-        host.memory_limit(group, proc / "meminfo") if "MemTotal" in machine else None,
+        _memory(group),
+        host.memory_limit(group, meminfo) if meminfo.exists() else None,
     )
 
 
@@ -216,21 +201,14 @@ class Meter:
             time.sleep(INTERVAL if self.latest and self.latest.cpu is not None else 1.0)
 
 
-def _cpu_of_processes(proc: Path) -> float | None:
-    """Seconds of all processors of the machine that were not idle."""
-    words = (_text(proc / "stat") or "").partition("\n")[0].split()[1:]
-    ticks = [int(word) for word in words]
-    return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") if len(ticks) >= 8 else None
-
-
 def _memory(group: Path) -> int | None:
     """Bytes that count against the limit, without files that the kernel may drop."""
     count, dropped = _number(group / "memory.current"), _named(group / "memory.stat").get("inactive_file", 0)
     return None if count is None else max(0, count - dropped)
 
 
-def _named(path: Path, separator: str = "") -> Mapping[str, int]:
-    return {name: int(value) for name, value in _NAMED.findall((_text(path) or "").replace(separator or "\0", " "))}
+def _named(path: Path) -> Mapping[str, int]:
+    return {name: int(value) for name, value in _NAMED.findall(_text(path) or "")}
 
 
 def _number(path: Path) -> int | None:

