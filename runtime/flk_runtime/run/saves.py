@@ -12,7 +12,7 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
-from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.process import current
@@ -126,17 +126,6 @@ class Saves:
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
         self.manager.wait()
-
-    def export(self, steps: int, file: str | os.PathLike[str]) -> None:
-        """Save, and write the model in that checkpoint to a safetensors file. Collective."""
-        from flk_runtime.checkpoint.files import export_weights
-
-        place = self.manager.place
-        if not (self.manager.can_save and place):
-            raise MismatchError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
-        self.save_progress(steps)
-        self.complete()
-        export_weights(place, file)
 
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step
