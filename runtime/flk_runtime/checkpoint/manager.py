@@ -188,8 +188,8 @@ class CheckpointManager:
         from flk_runtime.checkpoint.gather import PodReader  # not every job needs it
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
-        shared = offered.processes, memory.folder, offered.copies
-        checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
+        reader = PodReader(offered.readers, memory.open_shard, offered.processes, offered.copies)
+        checkpoint = SavedCheckpoint(_IN_MEMORY, reader)
         return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
