@@ -75,7 +75,7 @@ class OptimizerState(DistributedStateful):
     """
 
     def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
-        self._optimizer, self._modules = optimizer, modules
+        self.optimizer, self._modules = optimizer, modules
         self._count = len(parameters_in(optimizer))
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
@@ -86,7 +86,7 @@ class OptimizerState(DistributedStateful):
         self._loaded: list[dict[str, Any]] = []  # the groups that were restored
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
-        same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
+        same = thing is self.optimizer and all(modules.get(key) is each for key, each in self._modules.items())
         return same and len(parameters_in(thing)) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> SplitState:
@@ -106,16 +106,16 @@ class OptimizerState(DistributedStateful):
         """What this rank offers, and the state that other ranks have to hold alike."""
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
-        content = _read(self._optimizer)
+        content = _read(self.optimizer)
         states = {own: content.state.get(each) or {} for own, each in parameters.items()}
-        _refuse_nested(self._optimizer, states)
+        _refuse_nested(self.optimizer, states)
         tensors, plain = split_values(states.items())
         if self._of_parts:
             if plain["values"]:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
         shards = _shards(parameters, states)
-        plain["shards"], plain["kind"] = sorted(shards), kind_of(self._optimizer)
+        plain["shards"], plain["kind"] = sorted(shards), kind_of(self.optimizer)
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
@@ -137,7 +137,7 @@ class OptimizerState(DistributedStateful):
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()
         parameters = {own: parameter for parameter, own in self.names().items()}
-        check_kind(self._optimizer, plain)
+        check_kind(self.optimizer, plain)
         entries: dict[str, dict[str, Any]] = {}
         chunks: list[Chunk] = []
         for full, path in checkpoint.names((saved.name, "state")):
@@ -170,16 +170,16 @@ class OptimizerState(DistributedStateful):
         changed = {
             indices[own] for own, each in parameters.items() if each.dtype not in saved_as.get(own, {each.dtype})
         }
-        load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
+        load_as_saved(self.optimizer, state, list(parameters.values()), cast=changed)
 
     def _saved_groups(self, plain: Mapping[str, Any], entries: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The saved groups with the numbers of parameters, in the order of the optimizer's own."""
-        names, groups = self.names(), self._optimizer.param_groups
+        names, groups = self.names(), self.optimizer.param_groups
         own = [[names[each] for each in group["params"]] for group in groups]
         same = check_groups(own, plain["param_groups"], of_parts=self._of_parts or "parts" in plain)
         if not same and ("shared" in plain or "extra" in plain or self._is_flat(entries)):
             raise ValueError(
-                f"{type(self._optimizer).__name__} keeps state that belongs to no single parameter, and it has its "
+                f"{type(self.optimizer).__name__} keeps state that belongs to no single parameter, and it has its "
                 "parameters in another order than the checkpoint: give them to it in the same order"
             )
         numbers = itertools.count()
@@ -200,7 +200,7 @@ class OptimizerState(DistributedStateful):
         )
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:
-        for group, values in zip(self._optimizer.param_groups, self._loaded, strict=True):
+        for group, values in zip(self.optimizer.param_groups, self._loaded, strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
 
     def held_alike(self) -> dict[str, torch.Tensor]:
@@ -210,7 +210,7 @@ class OptimizerState(DistributedStateful):
         # Sorted, since the optimizers of other ranks may have the parameters in another order.
         found = {f"the parameter {own!r}": each.detach() for own, each in sorted(whole.items())}
         if self._is_of_torch:  # `_agree` compares the others at each save
-            states = _read(self._optimizer).state
+            states = _read(self.optimizer).state
             for own, each in sorted(whole.items()):
                 for key, value in sorted((states.get(each) or {}).items()):
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -219,7 +219,7 @@ class OptimizerState(DistributedStateful):
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
-        parameters = parameters_in(self._optimizer)
+        parameters = parameters_in(self.optimizer)
         if list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
@@ -248,7 +248,7 @@ class OptimizerState(DistributedStateful):
             for key in dict.fromkeys(itertools.chain(*kept)):
                 if any(each.get(key, ...) != kept[0].get(key, ...) for each in kept):
                     raise MismatchError(
-                        f"{type(self._optimizer).__name__} has another {key!r} of {name!r} on other ranks, and a "
+                        f"{type(self.optimizer).__name__} has another {key!r} of {name!r} on other ranks, and a "
                         "checkpoint has one of each: keep it alike on all ranks, or in the shape of each rank's shard, "
                         "or pass flk.per_rank(optimizer), to save each rank's, or flk.replicated(optimizer), if rank "
                         "0's is right for all, to flk.adopt, or to run.register after parallelize without the optimizer"
