@@ -120,7 +120,7 @@ with group():
         + """
 with group():
     tell("seen", phases("named", 4, name="second"))
-    refused("'loader-1' is in the checkpoint, and this script makes fewer loaders", lambda: phases("both", 4))
+    refused("this script makes fewer loaders before its first step", lambda: phases("both", 4))
 """
     )
     variables = {"FOLDER": f"{tmp_path}/"}

@@ -313,9 +313,8 @@ class CheckpointManager:
                 "which would begin anew while the rest goes on: register it under its name in the checkpoint, or name "
                 "another place for checkpoints"
             )
-        by_order = any(
-            isinstance(thing, EpochLoader) and _BY_ORDER.fullmatch(name) for name, thing in self._objects.items()
-        )
+        loaders = [name for name, thing in self._objects.items() if isinstance(thing, EpochLoader)]
+        by_order = any(map(_BY_ORDER.fullmatch, loaders))
         for name in left:
             state = self._restored[name].plain if name in self._restored else None
             if by_order and _BY_ORDER.fullmatch(name) and _is_position(state) and state["trained"]:

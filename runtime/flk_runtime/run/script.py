@@ -84,7 +84,7 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     if trial.is_trial():
         return 0
     _check_other_training(checkpoint, objects)
-    place, manager = _opened(checkpoint, resume=True)
+    _, manager = _opened(checkpoint, resume=True)
     _register(manager, objects)
     manager.finish_restoring()
     if manager.steps:
