@@ -171,9 +171,8 @@ class CheckpointManager:
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)
-        if warning := process_group.on_main(destination.prepare):
-            self._log(f"flk: {warning}")
-        if is_shared(destination):
+        process_group.on_main(destination.prepare)
+        if destination.folder is None or is_shared(destination.folder):
             return destination
         if without_volume:
             self._lacks_volume = True
