@@ -55,7 +55,6 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "telemetry": (*_RUN, "runtime/flk_sinks", "runtime/flk_runtime/launcher/telemetry"),
     "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/run/script.py"),
     "memory": (*_TRAINING, "examples/gpt"),
-    "memory_headers": _CHECKPOINT,
     "parallel": (*_RUN, *_CHECKPOINT, "runtime/flk_runtime/parallel"),
     "plan": (
         "benchmarks/llama.py",

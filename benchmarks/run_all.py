@@ -42,7 +42,6 @@ NAMES: Final = (
     "telemetry",
     "checkpoint",
     "memory",
-    "memory_headers",
     "parallel",
     "plan",
     "scale",

@@ -1,4 +1,4 @@
-"""The program of the runtime: the launcher of one pod, the check, and the tools for stacks, metrics and checkpoints."""
+"""The program of the runtime: the launcher of one pod, the check, and the tools for stacks and metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ _HELP = """``python -m flk_runtime [--] script.py args``, or ``-m module args``:
 
 ``python -m flk_runtime check`` runs `flk_runtime.check` instead. ``python -m flk_runtime stacks`` prints the stacks of
 all ranks of the job whose launcher runs in this container, and ``metrics`` prints the measurements of the job, both as
-JSON. ``export CHECKPOINT FILE`` writes the model in a checkpoint to one safetensors file. A script with one of these
-names needs the ``--``.
+JSON. A script with one of these names needs the ``--``.
 ``--help`` prints this text.
 """  # archives of the runtime have no docstrings
 
@@ -28,10 +27,6 @@ def main() -> None:
         if not check.must_launch_ranks():
             os._exit(rank_process.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
-    if arguments[:1] == ["export"]:
-        from flk_runtime.checkpoint import files
-
-        sys.exit(files.main(arguments))
     if arguments in (["stacks"], ["metrics"]):
         from flk_runtime.launcher import control
 

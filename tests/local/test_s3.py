@@ -235,9 +235,8 @@ def test_one_step_saved_twice_in_s3_is_one_checkpoint(writer: Callable[[str], S3
     assert names == [".metadata", ".metadata.a-2", "__0_0.a-2.distcp", "manifest.json"]
 
 
-@pytest.mark.parametrize("paused_at", [".writer", "manifest.json", "latest"])
 def test_a_writer_to_s3_that_was_paused_does_not_move_the_pointer_back(
-    writer: Callable[[str], S3Destination], monkeypatch: pytest.MonkeyPatch, paused_at: str
+    writer: Callable[[str], S3Destination], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused = writer("a")
     paused.commit(7, write(paused, 7, 1))
@@ -245,7 +244,7 @@ def test_a_writer_to_s3_that_was_paused_does_not_move_the_pointer_back(
 
     def pause(method: Any) -> Any:
         def call(key: str, *arguments: Any) -> Any:
-            if key.endswith(paused_at) and not others:
+            if key.endswith(".writer") and not others:
                 others.append(writer("b"))
                 for step in (8, 12):
                     others[0].commit(step, write(others[0], step, step))
@@ -255,7 +254,6 @@ def test_a_writer_to_s3_that_was_paused_does_not_move_the_pointer_back(
 
     others: list[S3Destination] = []
     monkeypatch.setattr(paused, "_get", pause(paused._get))
-    monkeypatch.setattr(paused, "_replace", pause(paused._replace))
     with pytest.raises(MismatchError, match="another run saves in"):
         paused.commit(8, late)
     paused.discard(8)

@@ -100,11 +100,11 @@ ONE_TRAINING = """
         [
             ("flk.save(1, own=own), trains(), flk.save(2, own=own)", 1, 1),
             ("flk.save(1, own=own), trains(), flk.restore(own=own), flk.save(2, own=own)", 2, 1),
-            ("flk.restore(own=own), trains(), flk.save(1, own=own)", 1, 0),
+            ("flk.restore(own=own), trains(), flk.save(1, own=own)", 1, 1),
             ("flk.save(1, own=own), flk.save(2, os.environ['FLK_CHECKPOINT'] + '/', own=own)", 1, 0),
         ],
     ),
-    ids=["script", "script that goes back", "run", "one place with two names"],
+    ids=["script", "script that goes back", "script that begins", "one place with two names"],
 )
 def test_the_memory_of_the_pods_holds_the_first_training_of_a_process(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, body: str, users: int, said: int

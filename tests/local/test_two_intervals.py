@@ -12,7 +12,6 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode
-from flk_runtime.shared.memory_messages import EXCHANGE_BYTES
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods
 
@@ -139,8 +138,8 @@ def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
 ) -> None:
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.DISRUPTIONS: "0", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
     settings |= {user_env.STORE_EVERY: "10", user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
-    # Two files of about 75 kB for each rank, and not three, and what both restore through.
-    settings[user_env.MEMORY_LIMIT] = str((380 << 10) + 2 * EXCHANGE_BYTES)
+    # Two files of about 75 kB for each rank, and not three.
+    settings[user_env.MEMORY_LIMIT] = str(380 << 10)
     job = forked_pods(1, 2, script=TRAIN, **settings)
     (job.folder / "full").touch()
     job.start("train.py", "ddp", "60")

@@ -1,17 +1,14 @@
-"""Weights without the rest: export and import of one safetensors file, and loading into models of any strategy."""
+"""Weights without the rest are loaded into models of any strategy."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
@@ -24,25 +21,8 @@ with init(os.environ["STRATEGY"], checkpoint=os.environ["PLACE"]) as run:
         run.load_weights(os.environ["WEIGHTS"])
     losses = train(run, model, optimizer, steps=2)
     tell("losses", losses)
-    if os.environ.get("EXPORT"):
-        run.export(os.environ["EXPORT"])
 """
 )
-
-
-@pytest.mark.promise("Checkpoints: Torch reads them without flk")
-def test_export(ranks: Ranks, tmp_path: Path) -> None:
-    variables = {"STRATEGY": "full_shard", "PLACE": str(tmp_path / "run"), "EXPORT": str(tmp_path / "own.safetensors")}
-    ranks(BEGIN, 2, variables)
-    expected = load_with_torch(tmp_path / "run" / "step-000000002")["model"]
-    command = [sys.executable, "-m", "flk_runtime", "export", str(tmp_path / "run"), f"{tmp_path}/offline.safetensors"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"{len(expected)} tensors in {tmp_path}/offline.safetensors\n"
-    for file in ("own", "offline"):
-        found = load_file(tmp_path / f"{file}.safetensors")  # by the format's own package
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 @pytest.mark.promise("Checkpoints: Torch reads them without flk")

@@ -2,61 +2,37 @@
 
 Each rank opens the shards that it is the reader of: its own one if as many ranks have saved. It reads what it needs of
 other shards in its pod from their files, also of shards that another pod reads and of which this one holds a copy. What
-its pod lacks comes over the process group, once for all ranks of the pod. Where each rank reads what it has written
-itself, as under FSDP, no values travel, and of the headers the one of rank 0, which names the unsharded tensors.
+its pod lacks comes from the ranks that read it, in pieces. Where each rank reads what it has written itself, as under
+FSDP, no values travel, and of the headers the one of rank 0, which names the unsharded tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
-import zlib
+import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from flk_runtime.checkpoint import pod_exchange
-from flk_runtime.checkpoint.pod_exchange import PodExchange
 from flk_runtime.checkpoint.shard import ChunkReader, add_entries, entry_index, map_file, narrow, place, view_tensor
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import StorageError
+from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardHeader, read_header, value_name
 
-_SAMPLE: Final = 16  # entries
-_ALIGNMENT: Final = 16  # bytes of the largest dtype
+PIECE = 4 << 20  # bytes that a rank receives of another one in a turn, and sends to another one
 _CPU: Final = torch.device("cpu")
 
-_Box = list[Any]  # of a shard's chunk: name and offsets of the chunk, offsets in the chunk, and size; as JSON
-
-
-class _Unread(NamedTuple):
-    """The header of a shard as it travels."""
-
-    text: bytes  # compressed JSON
-    sample: bytes  # some of its chunks, each with its name, offsets and size; as JSON
-
-    @classmethod
-    def of(cls, header: ShardHeader) -> _Unread:
-        tensors = [(entry.name, entry.offsets, entry.size) for entry in header.entries if entry.dtype]
-        sample = json.dumps(tensors[:: max(1, len(tensors) // _SAMPLE)])
-        return cls(zlib.compress(header.to_json(), 1), sample.encode())
-
-    def header(self) -> ShardHeader:
-        return ShardHeader.from_json(zlib.decompress(self.text))
-
-    def has_piece_of(self, wanted: Mapping[str, Chunk]) -> bool:
-        """Whether the sample has a piece of one of these chunks, which are given by name."""
-        return any(
-            name in wanted and _overlap(wanted[name], offsets, size) for name, offsets, size in json.loads(self.sample)
-        )
+_Box = tuple[str, torch.Size, torch.Size, torch.Size]  # name and offsets of a chunk, offsets in the chunk, and size
 
 
 class PodReader(ChunkReader):
@@ -67,41 +43,42 @@ class PodReader(ChunkReader):
         readers: Sequence[int],
         open_shard: Callable[[int], Path],
         processes: int = 1,
-        folder: Path | None = None,
         copies: Collection[int] = (),
     ) -> None:
         """``readers`` are the ranks that open each shard, by the rank that wrote it.
 
-        ``open_shard(rank)`` returns the path of the shard that this rank wrote, a whole and undamaged file; ranks of
-        one pod can open the same ones. ``processes`` and ``folder`` are as in `PodExchange`. ``copies`` are shards that
-        other pods read and that this pod may hold too: for one that it does not, ``open_shard`` raises StorageError.
+        ``open_shard(rank)`` returns the path of the shard that this rank wrote, a whole and undamaged file; the
+        ``processes`` ranks of one pod can open the same ones. ``copies`` are shards that other pods read and that this
+        pod may hold too: for one that it does not, ``open_shard`` raises StorageError.
         """
         self._rank, self._readers, self._open_shard = process_group.rank(), readers, open_shard
-        self._copies = copies
-        self.exchange = PodExchange(processes, folder)
-        """How bytes of other pods come to this one."""
+        first = self._rank // processes * processes
+        self._near, self._copies = range(first, first + processes), copies
         self.received = 0
-        """Bytes of tensors that this rank has received of other pods for its pod."""
+        """Bytes of tensors that this rank has received of other pods."""
         self._mapped: dict[int, mmap.mmap] = {}  # shards in this pod, by the rank that wrote them
         self._headers: dict[int, ShardHeader] = {}
         self._values: dict[str, bytes] = {}  # plain values that this rank may need, by name
-        for shard, reader in enumerate(readers):
-            if reader == self._rank:
-                memory = self._memory(shard)
-                self._headers[shard] = header = read_header(memory)
-                (entry,) = (entry for entry in header.entries if entry.dtype is None)
-                self._values[entry.name] = memory[entry.begin : entry.begin + entry.length]
-        self._own = list(self._headers)  # the shards that this rank reads
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
         self._metadata: Any = Metadata({}, planner_data={})
-        self._others: dict[int, _Unread] = {}  # headers of further shards
-        self._gathered = False  # this rank has, or had, all of them there
-        self._share_names()
-        if len(readers) != process_group.world_size():
-            for values in self.exchange.all_gather(self._values):
+        self._has_all_headers = False
+        for shard in self._own:
+            memory = self._memory(shard)
+            self._headers[shard] = header = read_header(memory)
+            (entry,) = (entry for entry in header.entries if entry.dtype is None)
+            self._values[entry.name] = memory[entry.begin : entry.begin + entry.length]
+        if len(readers) == process_group.world_size():  # each rank reads its own
+            self._share_names()
+        else:
+            for values in process_group.all_gather(self._values):
                 self._values |= values
             self._gather_headers()
-        self._add(self._headers)
+        self._add_chunks()
+
+    @property
+    def _own(self) -> list[int]:
+        """The shards that this rank reads."""
+        return [shard for shard, reader in enumerate(self._readers) if reader == self._rank]
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The metadata of the whole checkpoint, with the chunks that `cover` was called for."""
@@ -112,18 +89,10 @@ class PodReader(ChunkReader):
         pass
 
     def cover(self, chunks: Sequence[Chunk]) -> None:
-        lacking = [chunk for chunk in chunks if not self._covers(chunk)]
-        if not self._gathered and process_group.maximum(len(lacking))[0]:
+        lacks = any(not self._covers(chunk) for chunk in chunks)
+        if not self._has_all_headers and process_group.maximum(int(lacks))[0]:
             self._gather_headers()
-        for certain in (True, False):  # first the headers of shards that have a piece of these chunks for certain
-            if not lacking:
-                return
-            wanted = {chunk.name: chunk for chunk in lacking}
-            found = [shard for shard, other in self._others.items() if not certain or other.has_piece_of(wanted)]
-            for shard in found:
-                self._headers[shard] = self._others.pop(shard).header()
-            self._add(self._headers)
-            lacking = [chunk for chunk in lacking if not self._covers(chunk)]
+            self._add_chunks()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank's plan, and give other pods what they need for theirs."""
@@ -136,8 +105,8 @@ class PodReader(ChunkReader):
         )
         if remote_anywhere:
             # On the device, the values travel between the devices.
-            self.exchange.device = process_group.comm_device(_CPU if without_device else torch.device("cuda"))
-            self._exchange(remote, planner)
+            device = process_group.comm_device(_CPU if without_device else torch.device("cuda"))
+            self._exchange(remote, planner, device)
         gone = set(map(id, remote))
         return super().read_data(LoadPlan([item for item in plan.items if id(item) not in gone]), planner)
 
@@ -151,35 +120,25 @@ class PodReader(ChunkReader):
 
     def _share_names(self) -> None:
         """Have the metadata name all tensors, and take the header and the plain values of the shard of rank 0."""
-        known: set[str] = set()
-        if self._readers[0] == 0:
-            name, given = value_name(0), dict[str, bytes]()
-            if self._rank == 0:
-                given = {"header": self._headers[0].to_json(), "values": self._values[name]}
-            first = self.exchange.all_gather(given)[0]
-            self._headers[0], self._values[name] = ShardHeader.from_json(first["header"]), first["values"]
-            known = {entry.name for entry in self._headers[0].entries}
-        own = [entry for header in self._headers.values() for entry in header.entries]
-        add_entries(self._metadata, own, chunks=False)
-        further = {entry.name: json.dumps(vars(entry)).encode() for entry in own if entry.name not in known}
-        for more in self.exchange.all_gather(further):
-            entries = [Entry.from_dict(json.loads(each)) for each in more.values()]
+        name = value_name(0)
+        own = list(self._headers.values())
+        self._headers[0], self._values[name] = process_group.on_main(lambda: (self._headers[0], self._values[name]))
+        known = {entry.name for entry in self._headers[0].entries}
+        further = [entry for header in own for entry in header.entries if entry.name not in known]
+        for entries in [self._headers[0].entries, *process_group.all_gather(further)]:
             add_entries(self._metadata, entries, chunks=False)
 
     def _gather_headers(self) -> None:
-        """Have every rank hold the headers of all shards, unread: the headers of a sharded model have many entries."""
-        own = {str(shard): pod_exchange.packed(_Unread.of(self._headers[shard])._asdict()) for shard in self._own}
-        for headers in self.exchange.all_gather(own):
-            found = {int(shard): _Unread(**pod_exchange.unpacked(each)) for shard, each in headers.items()}
-            self._others |= {shard: header for shard, header in found.items() if shard not in self._headers}
-        self._gathered = True
+        for headers in process_group.all_gather({shard: self._headers[shard] for shard in self._own}):
+            self._headers |= headers
+        self._has_all_headers = True
 
-    def _add(self, headers: dict[int, ShardHeader]) -> None:
-        """Have the metadata name the chunks of these shards, in the same order on all ranks."""
+    def _add_chunks(self) -> None:
+        """Have the metadata name the chunks of the shards whose headers are here, in the same order on all ranks."""
         for found in self._metadata.state_dict_metadata.values():
             if _is_tensor(found):
                 found.chunks.clear()
-        for shard, header in sorted(headers.items()):
+        for shard, header in sorted(self._headers.items()):
             add_entries(self._metadata, header.entries)
             self._entries |= {entry_index(entry): (shard, entry) for entry in header.entries}
 
@@ -187,7 +146,7 @@ class PodReader(ChunkReader):
         found = self._metadata.state_dict_metadata.get(chunk.name)
         if not _is_tensor(found):
             return True  # the planner says that it is not in the checkpoint
-        here = sum(_overlap(chunk, each.offsets, each.sizes) for each in found.chunks)
+        here = sum(_overlap(chunk, held.offsets, held.sizes) for held in found.chunks)
         return here == chunk.tensor.numel()
 
     def _shard_of(self, item: ReadItem) -> int:
@@ -195,7 +154,7 @@ class PodReader(ChunkReader):
 
     def _is_near(self, item: ReadItem) -> bool:
         """Whether this pod holds the item's shard."""
-        return self.exchange.is_near(self._readers[self._shard_of(item)])
+        return self._readers[self._shard_of(item)] in self._near
 
     def _open_copies(self, shards: set[int]) -> set[int]:
         """Those of the shards of which this pod holds a copy now. A later save may take its memory."""
@@ -220,68 +179,49 @@ class PodReader(ChunkReader):
 
     # Values of other pods ----------------------------------------------------------------------------------------
 
-    def _exchange(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        """Read items of shards in other pods, and give other pods what they read of this rank's shards."""
-        targets: dict[str, list[ReadItem]] = {}  # what this rank reads, by box
-        boxes: dict[int, list[_Box]] = {}  # by the rank that has them
+    def _exchange(self, items: Sequence[ReadItem], planner: LoadPlanner, device: torch.device) -> None:
+        """Read items of shards in other pods, and give other ranks what they read of this rank's shards.
+
+        In each turn a rank receives a piece of the rank that is so many before it, and sends one to the rank after it.
+        """
+        lacking: dict[int, list[ReadItem]] = {}  # by the rank that has them
         for item in items:
-            for piece in _pieces(item, self._dtype(item.storage_index.fqn).itemsize, pod_exchange.PIECE):
-                targets.setdefault(str(_box(piece)), []).append(piece)
-                boxes.setdefault(self._readers[self._shard_of(item)], []).append(_box(piece))
-        wanted: dict[int, dict[str, _Box]] = {}  # by the rank that has them, each once
-        for of_rank in self.exchange.share_in_pod(list(boxes.items())):
-            for reader, found in of_rank:
-                wanted.setdefault(reader, {}).update((str(box), box) for box in found)
-        asked = self.exchange.swap(
-            {
-                rank: list(wanted.get(rank, {}).values())
-                for rank in range(process_group.world_size())
-                if self.exchange.receives(rank)
-            }
-        )
-        arriving = {rank: self._buckets(found.values()) for rank, found in wanted.items()}
-        leaving = {self.exchange.pod_of(rank): self._buckets(found) for rank, found in asked.items()}
-
-        def fill(pod: int, number: int, memory: torch.Tensor) -> None:
-            for box, raw in self._cut(leaving[pod][number], memory):
-                name, chunk, offsets, size = box
-                values = narrow(self._chunk(MetadataIndex(name, torch.Size(chunk))), offsets, size).contiguous()
-                raw.copy_(values.view(-1).view(torch.uint8))
-
-        def take(rank: int, number: int, memory: torch.Tensor) -> None:
-            for box, raw in self._cut(arriving[rank][number], memory):
-                self.received += len(raw) * self.exchange.receives(rank)
-                for item in targets.get(str(box), ()):
-                    place(raw.view(self._dtype(box[0])).view(item.lengths), item, planner)
-
-        self.exchange.exchange(self._sizes(arriving), self._sizes(leaving), fill, take)
-
-    def _buckets(self, boxes: Iterable[_Box]) -> list[list[_Box]]:
-        """The boxes of each piece that travels."""
-        found = list(boxes)
-        cuts = _buckets([_aligned(self._box_size(box)) for box in found], pod_exchange.PIECE)
-        return [found[begin:end] for begin, end in cuts]
-
-    def _sizes(self, buckets: dict[int, list[list[_Box]]]) -> dict[int, list[int]]:
-        return {
-            key: [sum(_aligned(self._box_size(box)) for box in bucket) for bucket in found]
-            for key, found in buckets.items()
+            lacking.setdefault(self._readers[self._shard_of(item)], []).append(item)
+        wanted = {rank: list(_buckets(found, self._itemsize)) for rank, found in lacking.items()}
+        boxes = {rank: [list(map(_box, bucket)) for bucket in buckets] for rank, buckets in wanted.items()}
+        asked = _swap(boxes, device)
+        size = process_group.world_size()
+        arriving = {
+            ((self._rank - rank) % size, number): (rank, bucket)
+            for rank, buckets in wanted.items()
+            for number, bucket in enumerate(buckets)
         }
+        leaving = {
+            ((rank - self._rank) % size, number): (rank, bucket)
+            for rank, buckets in asked.items()
+            for number, bucket in enumerate(buckets)
+        }
+        for turn in sorted({*arriving, *leaving}):
+            sender, bucket = arriving.get(turn, (self._rank, []))
+            receiver, given = leaving.get(turn, (self._rank, []))
+            data = [torch.empty(item.lengths, dtype=self._dtype(item), device=device) for item in bucket]
+            sent = [self._box_of(box).to(device) for box in given]
+            _transfer([(receiver, tensor) for tensor in sent], [(sender, tensor) for tensor in data])
+            for item, tensor in zip(bucket, data, strict=True):
+                self.received += tensor.nbytes
+                place(tensor, item, planner)
+            heartbeat()
 
-    def _cut(self, boxes: Iterable[_Box], memory: torch.Tensor) -> Iterator[tuple[_Box, torch.Tensor]]:
-        """Each box with its bytes in the memory of a bucket."""
-        begin = 0
-        for box in boxes:
-            size = self._box_size(box)
-            yield box, memory[begin : begin + size]
-            begin += _aligned(size)
+    def _box_of(self, box: _Box) -> torch.Tensor:
+        name, chunk, offsets, lengths = box
+        return narrow(self._chunk(MetadataIndex(name, chunk)), offsets, lengths).contiguous()
 
-    def _box_size(self, box: _Box) -> int:
-        return torch.Size(box[3]).numel() * self._dtype(box[0]).itemsize
-
-    def _dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = self._metadata.state_dict_metadata[name].properties.dtype
+    def _dtype(self, item: ReadItem) -> torch.dtype:
+        dtype: torch.dtype = self._metadata.state_dict_metadata[item.storage_index.fqn].properties.dtype
         return dtype
+
+    def _itemsize(self, item: ReadItem) -> int:
+        return self._dtype(item).itemsize
 
 
 def _is_tensor(found: Any) -> bool:
@@ -289,8 +229,7 @@ def _is_tensor(found: Any) -> bool:
 
 
 def _box(item: ReadItem) -> _Box:
-    offsets = item.storage_index.offset or ()
-    return [item.storage_index.fqn, list(offsets), list(item.storage_offsets), list(item.lengths)]
+    return item.storage_index.fqn, item.storage_index.offset or torch.Size(), item.storage_offsets, item.lengths
 
 
 def _overlap(chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]) -> int:
@@ -301,36 +240,55 @@ def _overlap(chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]) -> int:
     return count
 
 
-def _buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Begin and end of each bucket, of at most ``limit`` bytes or one item."""
-    cuts, begin, total = [], 0, 0
-    for index, size in enumerate(sizes):
-        if index > begin and total + size > limit:
-            cuts.append((begin, index))
-            begin, total = index, 0
-        total += size
-    return [*cuts, (begin, len(sizes))] if sizes else []
+def _buckets(items: Iterable[ReadItem], itemsize: Callable[[ReadItem], int]) -> Iterator[list[ReadItem]]:
+    """The items, cut into rows where they are large, in lists of at most `PIECE` bytes or one row."""
+    bucket: list[ReadItem] = []
+    total = 0
+    for item in items:
+        for piece in _pieces(item, itemsize(item)):
+            length = piece.lengths.numel() * itemsize(item)
+            if bucket and total + length > PIECE:
+                yield bucket
+                bucket, total = [], 0
+            bucket.append(piece)
+            total += length
+    if bucket:
+        yield bucket
 
 
-def _pieces(item: ReadItem, itemsize: int, limit: int) -> Iterator[ReadItem]:
-    """The item, cut along its first dimensions into items of at most ``limit`` bytes."""
-    bytes_of_row = item.lengths.numel() * itemsize
-    if bytes_of_row <= limit:
+def _pieces(item: ReadItem, itemsize: int) -> Iterator[ReadItem]:
+    """The item, cut along its first dimension into items of at most `PIECE` bytes or one row."""
+    if item.lengths.numel() * itemsize <= PIECE:
         yield item
         return
-    dimension = next(index for index, length in enumerate(item.lengths) if length > 1)
-    count = item.lengths[dimension]
-    rows = max(1, limit * count // bytes_of_row)
-    for begin in range(0, count, rows):
-        lengths = [*item.lengths]
-        lengths[dimension] = min(rows, count - begin)
-        offsets = [
-            torch.Size(each + begin * (index == dimension) for index, each in enumerate(found))
-            for found in (item.storage_offsets, item.dest_offsets)
-        ]
-        piece = replace(item, storage_offsets=offsets[0], dest_offsets=offsets[1], lengths=torch.Size(lengths))
-        yield from _pieces(piece, itemsize, limit)
+    (count, *rest), (stored, *beside), (begin, *target) = item.lengths, item.storage_offsets, item.dest_offsets
+    rows = max(1, PIECE // (torch.Size(rest).numel() * itemsize))
+    for row in range(0, count, rows):
+        yield replace(
+            item,
+            storage_offsets=torch.Size([stored + row, *beside]),
+            dest_offsets=torch.Size([begin + row, *target]),
+            lengths=torch.Size([min(rows, count - row), *rest]),
+        )
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def _swap(values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
+    """Give each of these ranks a value, and return what ranks give this one. Collective; values travel by pickle."""
+    given = {
+        rank: torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for rank, value in values.items()
+    }
+    sizes = process_group.all_gather({rank: len(data) for rank, data in given.items()})
+    own = process_group.rank()
+    arriving = {rank: torch.empty(of[own], dtype=torch.uint8) for rank, of in enumerate(sizes) if own in of}
+    arriving = {rank: data.to(device) for rank, data in arriving.items()}
+    _transfer([(rank, data.to(device)) for rank, data in given.items()], arriving.items())
+    return {rank: pickle.loads(data.cpu().numpy().tobytes()) for rank, data in arriving.items()}  # noqa: S301
+
+
+def _transfer(sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]) -> None:
+    """Send contiguous tensors to ranks and receive tensors of ranks as bytes, all at the same time."""
+    operations = [dist.P2POp(dist.irecv, tensor.view(-1).view(torch.uint8), rank) for rank, tensor in receives]
+    operations += [dist.P2POp(dist.isend, tensor.view(-1).view(torch.uint8), rank) for rank, tensor in sends]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ INTERNAL = "flk."
 """The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
 line is printed about one that is missing or left over."""
 _NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
+_BY_ORDER = re.compile(r"loader(-\d+)?")  # names of loaders that the script has not named
 _IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
 
@@ -107,8 +109,6 @@ class CheckpointManager:
         self._saves = 0  # of this manager
         self.has_saved = False
         """Whether `save` has been called."""
-        self.restored_by_script: set[str] = set()
-        """Names of objects that the script has restored itself, with `flk.restore`, and need not register."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
@@ -171,9 +171,8 @@ class CheckpointManager:
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)
-        if warning := process_group.on_main(destination.prepare):
-            self._log(f"flk: {warning}")
-        if is_shared(destination):
+        process_group.on_main(destination.prepare)
+        if destination.folder is None or is_shared(destination.folder):
             return destination
         if without_volume:
             self._lacks_volume = True
@@ -188,8 +187,8 @@ class CheckpointManager:
         from flk_runtime.checkpoint.gather import PodReader  # not every job needs it
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
-        shared = offered.processes, memory.folder, offered.copies
-        checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
+        reader = PodReader(offered.readers, memory.open_shard, offered.processes, offered.copies)
+        checkpoint = SavedCheckpoint(_IN_MEMORY, reader)
         return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
@@ -232,13 +231,7 @@ class CheckpointManager:
             raise SetupError(
                 f"{name!r}: names that begin with {INTERNAL!r} are for flk's own objects: choose another name"
             )
-        kept = self._objects.get(name)  # or another object of that name
-        if isinstance(kept, _KeptPosition) and isinstance(thing, EpochLoader):
-            self._objects[name] = thing
-            with _restoring(name, kept.place):
-                thing.load_state_dict(kept.state)
-            return
-        if kept is not None:
+        if name in self._objects:
             raise SetupError(f"an object is already registered as {name!r}: choose another name")
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
@@ -256,18 +249,6 @@ class CheckpointManager:
             if isinstance(earlier, DistributedStateful) and other in self._restored:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
                 earlier.reload_hyperparameters(self._restored[other])
-
-    def unclaimed_positions(self) -> dict[str, Mapping[str, Any]]:
-        """The positions in the checkpoint for which no loader is registered yet, until the first step, by name."""
-        states = {name: self._restored[name].plain for name in sorted(self._unclaimed) if name in self._restored}
-        return {name: state for name, state in states.items() if _is_position(state)}
-
-    def keep_position(self, name: str) -> None:
-        """Save the unclaimed position ``name`` again, until a loader is registered under it. Collective."""
-        place = self._checkpoint.place if self._checkpoint else ""
-        self._objects[name] = _KeptPosition(self._restored[name].state_dict(), place)
-        self._unclaimed.discard(name)
-        self._log(f"flk: {name!r} in {place} is the position of a loader that is not made yet, and is kept")
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""
@@ -309,16 +290,16 @@ class CheckpointManager:
         """At the first step, warn about entries that no registered object has claimed, and free the rest.
 
         Raises CheckpointError if the unclaimed entry is the model that the script has to register, and if it is a model
-        while another one has not been in the checkpoint: it may have got another name.
+        while another one has not been in the checkpoint: it may have got another name. Raises SetupError if it is the
+        position of a loader without a name while there are others.
         """
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
-        unclaimed = self._unclaimed - self.restored_by_script
-        if self._needs_model and "model" in unclaimed:
+        if self._needs_model and "model" in self._unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
-        left = sorted(each for each in unclaimed if not each.startswith(INTERNAL))
+        left = sorted(name for name in self._unclaimed if not name.startswith(INTERNAL))
         renamed = [name for name in left if name in self._restored and self._restored[name].is_of_model()]
         anew = [
             name
@@ -331,8 +312,17 @@ class CheckpointManager:
                 "which would begin anew while the rest goes on: register it under its name in the checkpoint, or name "
                 "another place for checkpoints"
             )
+        loaders = [name for name, thing in self._objects.items() if isinstance(thing, EpochLoader)]
+        by_order = any(map(_BY_ORDER.fullmatch, loaders))
         for name in left:
-            self._log(f"flk: ignoring {name!r} in {place}: this script does not register it")
+            state = self._restored[name].plain if name in self._restored else None
+            if by_order and _BY_ORDER.fullmatch(name) and _is_position(state) and state["trained"]:
+                raise SetupError(
+                    f"{name!r} is in {place}, and this script makes fewer loaders before its first step than the one "
+                    "that has saved it, so their positions may be those of other loaders: without name=, they go by "
+                    "the order of calls; pass each loader the name= that it has in the checkpoint"
+                )
+            self._log(f"flk: ignoring {name!r} in {place}: this script does not register it before its first step")
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         if self._memory:
             self._memory.restored()
@@ -530,26 +520,8 @@ class CheckpointManager:
                 )
 
     def _current_progress(self, steps: int) -> Progress:
-        loaders = {
-            name: thing.state_dict()
-            for name, thing in self._objects.items()
-            if isinstance(thing, EpochLoader | _KeptPosition)
-        }
+        loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
         return _progress(steps, loaders)
-
-
-@dataclass(frozen=True)
-class _KeptPosition:
-    """The position in a checkpoint of a loader that the script makes later."""
-
-    state: dict[str, Any]
-    place: str
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError("it is given to a loader")
 
 
 @contextlib.contextmanager

@@ -137,11 +137,6 @@ class PodMemory:
         """
         return Path(self._checked(messages.GetFile(rank), Files).paths[0])
 
-    @property
-    def folder(self) -> Path:
-        """The launcher's folder for shards, which the ranks of this pod share."""
-        return Path(self._address).parent
-
     def restored(self) -> None:
         """Say that this rank has restored all it needs."""
         self._ask(messages.Restored())

@@ -2,9 +2,8 @@
 
 Numbers, texts, lists, tuples and dictionaries stand for themselves. A tensor is a dictionary with the key `REFERENCE`.
 A value of another class is one with the key `VALUE`: its kind, the name of its class, and its content. NumPy's values,
-enumerations, dataclasses, classes that are derived from builtin ones (named tuples too), and a few classes of the
-standard library are such. A class of the script is found by its name in a module that it has imported, and neither its
-constructor nor its __setstate__ is called.
+enumerations, dataclasses, named tuples, and some classes of the standard library are such. A class of the script is
+found by its name in a module that it has imported, and neither its constructor nor its __setstate__ is called.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import datetime
-import decimal
 import enum
-import fractions
 import pathlib
 import sys
-import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -34,33 +30,17 @@ REFERENCE: Final = "flk.tensor"  # the key of the dictionary that stands for a t
 VALUE: Final = "flk.value"  # the key of the dictionary that stands for a value of another class
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size})
-_MAPPINGS: Final = (OrderedDict, defaultdict, dict)
-_SEQUENCES: Final = (list, deque, set, bytearray)  # are filled after they are made
-_FIXED: Final = (tuple, frozenset, int, float, str, bytes)  # are made of their content
-_BASES: Final = {each.__name__: each for each in (*_MAPPINGS, *_SEQUENCES, *_FIXED)}
-_CALLED: Final[dict[str, Any]] = {  # classes whose objects are made of the arguments that pickle would take
-    # The names are those in checkpoints: __module__ differs between releases of Python.
-    "builtins:range": range,
-    "builtins:slice": slice,
-    "decimal:Decimal": decimal.Decimal,
-    "fractions:Fraction": fractions.Fraction,
-    "uuid:UUID": uuid.UUID,
-    "datetime:date": datetime.date,
-    "datetime:datetime": datetime.datetime,
-    "datetime:time": datetime.time,
-    "datetime:timedelta": datetime.timedelta,
-    "datetime:timezone": datetime.timezone,
-    "pathlib:PosixPath": pathlib.PosixPath,
-    "pathlib:PurePosixPath": pathlib.PurePosixPath,
-    "pathlib:PureWindowsPath": pathlib.PureWindowsPath,
+# Classes whose objects are made as pickle makes them. Their modules differ between releases of Python.
+_CLASSES: Final[dict[str, Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(dict, set, frozenset, bytearray, range, slice, OrderedDict, defaultdict, Counter, deque),
+        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+        *(pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+        *(list, tuple, int, float, bool, str, bytes),  # as what a defaultdict makes
+    )
 }
-_CALL_NAMES: Final = {kind: name for name, kind in _CALLED.items()}
-_FACTORIES: Final = {each.__name__: each for each in (*_BASES.values(), bool, complex, Counter)}  # of a defaultdict
 _LARGE: Final = 1 << 14  # bytes of an array that are saved as a tensor, of which each rank reads what it needs
-
-_BEYOND: Final = 1 << 2039  # pickle has another code for integers of more than 255 bytes, which torch.load refuses
-
-_known: set[type] = set()  # classes of which an object has been made again
 
 
 def name_of(path: Path) -> str:
@@ -95,9 +75,9 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
                 return _decode(value[VALUE], tensors)
             except (TypeError, ValueError, KeyError, AttributeError) as error:
                 raise MismatchError(f"a value in it is damaged: {error}") from error
-        return {key: decode(each, tensors) for key, each in value.items()}
+        return {key: decode(item, tensors) for key, item in value.items()}
     if kind in (list, tuple) and not _PLAIN.issuperset(map(type, value)):
-        return kind([decode(each, tensors) for each in value])
+        return kind([decode(item, tensors) for item in value])
     return value
 
 
@@ -110,14 +90,13 @@ def references(value: Any) -> Iterator[str]:
         value = value.values()
     elif type(value) not in (list, tuple) or _PLAIN.issuperset(map(type, value)):
         return
-    for each in value:
-        yield from references(each)
+    for item in value:
+        yield from references(item)
 
 
 def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
     kind = type(value)
     if kind in _PLAIN:
-        _check_numbers([value], path)
         return value
     if isinstance(value, torch.Tensor):
         taken = take(value, path)
@@ -127,131 +106,73 @@ def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
         return {VALUE: ("parameter" if is_parameter else "leaf", value.requires_grad, taken)}
     if kind in (list, tuple):
         if _PLAIN.issuperset(map(type, value)):
-            _check_numbers(value, path)
             return value
-        return kind([_encode(each, (*path, index), take) for index, each in enumerate(value)])
+        return kind([_encode(item, (*path, index), take) for index, item in enumerate(value)])
     if kind is dict and _PLAIN.issuperset(map(type, value)) and not value.keys() & {REFERENCE, VALUE}:
-        _check_numbers(value, path)
-        return {key: _encode(each, (*path, str(key)), take) for key, each in value.items()}
-    encoded = _encode_object(value, path, take)
-    if encoded[0] == "object" and kind not in _known:
-        _check(value, path)
-    return {VALUE: encoded}
-
-
-def _check_numbers(values: Collection[Any], path: Path) -> None:
-    """Raise CheckpointError if there is an integer among plain values that torch.load cannot read."""
-    integers = [each for each in values if type(each) is int]
-    if integers and not -_BEYOND <= min(integers) <= max(integers) < _BEYOND:
-        raise MismatchError(
-            f"cannot save {name_of(path)!r}: it has an integer of more than 255 bytes, which torch.load cannot read: "
-            "save it as a text, as hex() makes it"
-        )
+        return {key: _encode(item, (*path, str(key)), take) for key, item in value.items()}
+    return {VALUE: _encode_object(value, path, take)}
 
 
 def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
     kind = type(value)
     if kind is bytes:  # of which torch.load takes not all
-        return "bytes", "", _text(value)
+        return "bytes", "", value.decode("latin-1")
+    if _CLASSES.get(kind.__name__) is kind:
+        return "call", kind.__name__, _reduced(value, path, take)
+    if kind is type and _CLASSES.get(value.__name__) is value:
+        return "class", value.__name__, None
+    if (numpy := sys.modules.get("numpy")) and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
+        content = _encode_array(numpy.asarray(value), value, path, take)
+        return "array" if kind is numpy.ndarray else "number", *content
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if numpy := sys.modules.get("numpy"):
-        if kind is numpy.ndarray and not value.dtype.hasobject:
-            return "array", _dtype(value.dtype, path), (value.shape, _bytes(value, path, take))
-        if isinstance(value, numpy.generic) and not value.dtype.hasobject:
-            return "number", _dtype(value.dtype, path), _text(value.tobytes())
-    if isinstance(value, enum.Flag) and _find(name) is kind:
-        return "flag", name, value.value  # combined ones have no name
-    if isinstance(value, enum.Enum):
-        if _find(name) is not kind or kind.__members__.get(value.name) is not value:
-            raise _refusal(value, path)
-        return "member", name, value.name
-    if kind in _CALL_NAMES:
-        return "call", _CALL_NAMES[kind], _encode(_arguments(value), path, take)
-    base = next((each for each in _BASES.values() if isinstance(value, each)), None)
-    if base is None and not dataclasses.is_dataclass(value):
+    if _find(name) is not kind:
         raise _refusal(value, path)
-    if base is None:
-        return "object", name, ("object", None, None, _encode(_attributes(value), path, take))
-    content, more = _content(value, base, path, take)
-    # An attribute may have the name of an entry, and both hold a tensor. None: the entries are the attributes.
-    is_mirror = getattr(value, "__dict__", None) is value
-    attributes = None if is_mirror else _encode(_attributes(value), (*path, "__dict__"), take)
-    return "object", name, (base.__name__, content, more, attributes)
+    if isinstance(value, enum.Enum):  # combined flags have no name
+        return "member", name, value.value if isinstance(value, enum.Flag) else value.name
+    items = list(value) if isinstance(value, tuple) and hasattr(kind, "_fields") else None
+    try:
+        _new(kind, items)
+    except (MismatchError, TypeError) as error:
+        raise _refusal(value, path) from error
+    return "object", name, (_encode(items, path, take), _encode(_attributes(value), path, take))
 
 
-def _content(value: Any, base: Any, path: Path, take: TakeTensor) -> tuple[Any, Any]:
-    """The entries of an object of a class derived from ``base``, and what its base is made with beside them."""
-    if base in _MAPPINGS:
-        pairs = [(_encode(key, path, take), _encode(each, (*path, str(key)), take)) for key, each in base.items(value)]
-        factory = value.default_factory if base is defaultdict else None
-        if factory is not None and _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
-            raise MismatchError(
-                f"cannot save {name_of(path)!r}: it is a defaultdict of {getattr(factory, '__name__', factory)}, which "
-                "a checkpoint cannot hold: use a builtin class, such as int or list"
-            )
-        return pairs, factory and factory.__name__
-    if base is bytearray:
-        return {VALUE: ("bytes", "", _text(value))}, None
-    if base in (tuple, frozenset, *_SEQUENCES):
-        items = [_encode(each, (*path, index), take) for index, each in enumerate(base.__iter__(value))]
-        return items, value.maxlen if base is deque else None
-    return _encode(base.__getnewargs__(value)[0], path, take), None
+def _reduced(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
+    """What pickle makes an object of: arguments of its class, attributes, items and pairs."""
+    made, arguments, *rest = value.__reduce_ex__(4)
+    state, items, pairs = (*rest, None, None, None)[:3]
+    arguments = tuple(arguments[1:] if made is copyreg.__newobj__ else arguments)  # type: ignore[attr-defined]
+    return (
+        _encode(arguments, path, take),
+        _encode(state or {}, (*path, "__dict__"), take),  # a key may have the name of an attribute
+        [_encode(item, (*path, index), take) for index, item in enumerate(items or ())],
+        [(_encode(key, path, take), _encode(item, (*path, str(key)), take)) for key, item in pairs or ()],
+    )
 
 
-def _text(value: bytes | bytearray) -> str:
-    return value.decode("latin-1")
+def _encode_array(array: Any, value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
+    """dtype, shape and bytes of an array; of a large one what stands for the tensor of its bytes."""
+    dtype = array.dtype.str
+    if array.dtype.hasobject or sys.modules["numpy"].dtype(dtype) != array.dtype:
+        raise _refusal(value, path)
+    if array.nbytes < _LARGE:
+        return dtype, (array.shape, array.tobytes().decode("latin-1"))
+    return dtype, (array.shape, take(torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8), path))
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object: those in its __dict__, and those in slots."""
     slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
-    return {**{each: getattr(value, each) for each in slots if hasattr(value, each)}, **getattr(value, "__dict__", {})}
-
-
-def _arguments(value: Any) -> tuple[Any, ...]:
-    """What the class of a value of the standard library is called with to make it again."""
-    if isinstance(value, uuid.UUID):
-        return (value.hex,)
-    if isinstance(value, slice):
-        return value.start, value.stop, value.step
-    made, arguments = value.__reduce_ex__(4)[:2]  # an earlier protocol has no fold of a time
-    return tuple(arguments[1:] if made is copyreg.__newobj__ else arguments)  # type: ignore[attr-defined]
-
-
-def _dtype(dtype: Any, path: Path) -> Any:
-    """A dtype of NumPy as builtin values."""
-    numpy = sys.modules["numpy"]
-    found = dtype.str if dtype.names is None else dtype.descr
-    if numpy.dtype(found) != dtype:
-        raise MismatchError(f"cannot save {name_of(path)!r}: it has the dtype {dtype}, which NumPy cannot make again")
-    return found
-
-
-def _bytes(array: Any, path: Path, take: TakeTensor) -> Any:
-    """The bytes of an array; of a large one what stands for the tensor of them."""
-    if array.nbytes < _LARGE:
-        return _text(array.tobytes())
-    return take(torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8), path)
-
-
-def _check(value: Any, path: Path) -> None:
-    """Raise CheckpointError if no object of the class of ``value`` can be made again; once for each class."""
-    kind = type(value)
-    try:
-        made = _decode(_encode_object(value, path, lambda tensor, _: tensor), {})
-    except (MismatchError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _refusal(value, path) from error
-    if type(made) is not kind:
-        raise _refusal(value, path)
-    _known.add(kind)
+    return {**{slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}, **getattr(value, "__dict__", {})}
 
 
 def _refusal(value: Any, path: Path) -> MismatchError:
     kind = type(value)
     return MismatchError(
         f"cannot save {name_of(path)!r}: it is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot "
-        "hold; a state may hold tensors, NumPy's arrays, numbers, texts, dates, paths, lists, dictionaries, and "
-        "dataclasses, named tuples and enumerations whose class stands at the top of a module"
+        "hold; a state may hold tensors, NumPy's arrays and numbers, texts, dates, paths, lists, dictionaries, and "
+        "dataclasses, named tuples and enumerations whose class stands at the top of a module: have state_dict return "
+        "these, such as str(value), and make the object of them in load_state_dict"
     )
 
 
@@ -273,58 +194,48 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "bytes":
         return content.encode("latin-1")
     if kind in ("array", "number"):
-        return _decode_array(name, content, tensors)
+        array = _decode_array(name, *content, tensors)
+        return array if kind == "array" else array[()]
+    if kind == "class":
+        return _CLASSES[name]
     if kind == "call":
-        return _CALLED[name](*decode(content, tensors))
+        return _call(_CLASSES[name], *content, tensors)
     if (found := _find(name)) is None:
         raise MismatchError(f"no imported module has the class {name.replace(':', '.')}")
-    if kind == "flag" and issubclass(found, enum.Flag):
-        return found(content)
     if kind == "member" and issubclass(found, enum.Enum):
-        return found.__members__[content]
+        return found(content) if issubclass(found, enum.Flag) else found.__members__[content]
     if kind == "object":
-        return _decode_object(found, content, tensors)
+        items, attributes = content
+        made = _new(found, decode(items, tensors))
+        for key, value in decode(attributes, tensors).items():
+            object.__setattr__(made, key, value)
+        return made
     raise MismatchError(f"{name} is no {kind}")
 
 
-def _decode_array(dtype: Any, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _decode_array(dtype: str, shape: Any, data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     import numpy
 
-    kind = numpy.dtype(dtype)
-    if isinstance(content, str):
-        # The dtype of an empty text has no bytes.
-        return numpy.frombuffer(content.encode("latin-1"), kind)[0] if kind.itemsize else numpy.zeros((), kind)[()]
-    shape, data = content[0], decode(content[1], tensors)
-    if 0 in shape or not kind.itemsize:
-        return numpy.zeros(shape, kind)
-    flat = data.numpy() if isinstance(data, torch.Tensor) else bytearray(data, "latin-1")
-    return numpy.frombuffer(flat, kind).reshape(shape)
+    memory = bytearray(data, "latin-1") if isinstance(data, str) else decode(data, tensors).numpy()
+    return numpy.ndarray(shape, numpy.dtype(dtype), memory)
 
 
-def _decode_object(found: type, encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    base, content, more, attributes = encoded
-    kind: Any = _BASES.get(base, object)
-    if not (issubclass(found, kind) if base in _BASES else dataclasses.is_dataclass(found)):
-        raise MismatchError(f"{found.__qualname__} is no {base}")
-    made: Any
-    if kind in _MAPPINGS:
-        made = kind.__new__(found)
-        if kind is defaultdict and more is not None:
-            object.__setattr__(made, "default_factory", _FACTORIES[more])
-        for key, value in content:
-            kind.__setitem__(made, decode(key, tensors), decode(value, tensors))
-    elif kind in _SEQUENCES:
-        made = kind.__new__(found)
-        kind.__init__(made, decode(content, tensors), *([more] if kind is deque else []))
-    else:
-        made = object.__new__(found) if kind is object else kind.__new__(found, decode(content, tensors))
-    if attributes is None:
-        made.__dict__ = made
-        return made
-    slots = set(copyreg._slotnames(found))  # type: ignore[attr-defined]
-    for name, value in decode(attributes, tensors).items():
-        if name in slots:
-            object.__setattr__(made, name, value)
-        else:
-            made.__dict__[name] = value
+def _call(kind: Any, arguments: Any, state: Any, items: Any, pairs: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The object of which `_reduced` has given the parts."""
+    made = kind(*decode(arguments, tensors))
+    if state:
+        vars(made).update(decode(state, tensors))
+    for item in items:
+        made.append(decode(item, tensors))
+    for key, value in pairs:
+        made[decode(key, tensors)] = decode(value, tensors)
     return made
+
+
+def _new(kind: Any, items: Any) -> Any:
+    """An empty object of a dataclass, or a named tuple of these items. No code of the class runs."""
+    if items is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, items)
+    if not dataclasses.is_dataclass(kind):
+        raise MismatchError(f"{kind.__qualname__} is no dataclass and no named tuple")
+    return object.__new__(kind)  # type: ignore[call-overload]

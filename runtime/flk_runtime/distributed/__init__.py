@@ -14,7 +14,6 @@ from flk_runtime.distributed.consistency import (
     find_difference,
     first_far,
     has_fsdp1,
-    is_alike,
     parameters_in,
 )
 from flk_runtime.distributed.main_process import main_process_first
@@ -28,7 +27,6 @@ __all__ = [
     "find_difference",
     "first_far",
     "has_fsdp1",
-    "is_alike",
     "main_process_first",
     "mean_loss",
     "parameters_in",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import torch
@@ -49,7 +48,6 @@ class Batches(LoaderEvents):
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
         self._said_not_saved = self._said_missing = False
-        self._goes_by_order = False  # the position of a loader is saved under a name by the order of calls
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
@@ -103,7 +101,6 @@ class Batches(LoaderEvents):
         loader = make_loader(dataset, loader_context)
         loader.is_saved = saved
         if saved:
-            self._goes_by_order |= options.name is None
             manager.register(name, loader)
         elif not self._said_not_saved:
             self._said_not_saved = True
@@ -153,8 +150,6 @@ class Batches(LoaderEvents):
         self._given.clear()
         self._choose_ending(used)
         self.draws = False
-        if not self._steps.began:
-            self._check_left()
         self._used_before, self._used = used or self._used_before, None
         samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
@@ -182,18 +177,6 @@ class Batches(LoaderEvents):
                 "no loader of run.loader has given a batch to the first step after the restart: the position in the "
                 "script's own data is in no checkpoint, and they begin where the script begins them"
             )
-
-    def _check_left(self) -> None:
-        """Look at the positions in the checkpoint for which no loader has been made before the first step."""
-        for name, state in self._saves.manager.unclaimed_positions().items():
-            if not re.fullmatch(r"loader(-\d+)?", name):
-                self._saves.manager.keep_position(name)
-            elif self._goes_by_order and (state["trained"] or _is_unread(state)):  # others were for an evaluation
-                raise SetupError(
-                    f"{name!r} is in the checkpoint, and this script makes fewer loaders before its first step than "
-                    "the one that has saved it, so their positions may be those of other loaders: without name=, they "
-                    "go by the order of calls; pass each loader the name= that it has in the checkpoint"
-                )
 
     @property
     def accumulation(self) -> int:
@@ -295,10 +278,6 @@ class Batches(LoaderEvents):
     def end(self) -> None:
         self._steps.end_step()
         self._saves.save_progress(self._steps.done)
-
-
-def _is_unread(state: Mapping[str, Any]) -> bool:
-    return not state["epoch"] and not state["consumed"]
 
 
 def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:

@@ -7,18 +7,15 @@ it, and is the only state of this package that outlives a training.
 from __future__ import annotations
 
 import contextlib
-import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from torch import nn
-from torch.optim import Optimizer
-
-from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_layout import is_same_place
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from flk_runtime.checkpoint import CheckpointManager
     from flk_runtime.parallel import ParallelModel, ParallelOptions
 
@@ -49,25 +46,10 @@ class Place:
         self.name = name
         self.trainings = 0
         """How many runs and loops have been given this place."""
-        self.kept = False
-        """Whether a run or a loop has saved in it, which may be closed."""
+        self.saved_by = ""
+        """What has saved in it: ``training`` (a run or a loop, which may be closed) or ``script`` (`flk.save`)."""
         self.manager: CheckpointManager | None = None
         """Of `flk.save` and `flk.restore`, as soon as one of them was called."""
-        self.has_saved_by_script = False
-        """Whether `flk.save` has saved in it."""
-        self.restored: set[str] = set()
-        """The names of what `flk.restore` has restored from it."""
-        self._optimizers: dict[str, weakref.ref[Optimizer]] = {}  # that `flk.save` and `flk.restore` were given
-
-    def trains(self, objects: Mapping[str, Any]) -> None:
-        """Note the optimizers in ``objects``, which `flk.save` or `flk.restore` was given."""
-        optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        self._optimizers |= {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
-
-    def other_optimizer(self, objects: Mapping[str, Any]) -> str | None:
-        """The name of an optimizer in ``objects`` in whose place another one was given before; None: there is none."""
-        known = {name: self._optimizers[name]() for name in objects if name in self._optimizers}
-        return next((name for name, optimizer in known.items() if optimizer is not objects[name]), None)
 
 
 class Process:
@@ -77,7 +59,7 @@ class Process:
         self.training: Training | None = None
         """The latest run or loop, which may be closed."""
         self.memory: Place | None = None
-        """The first place in which a state was kept: the memory of the pods has room for one training."""
+        """The place of the first training: the memory of the pods has room for one."""
         self.writers: dict[CheckpointManager, Training | None] = {}
         """The managers whose writes the end of the process awaits, each with the training that it is of."""
         self.id = 0
@@ -108,36 +90,23 @@ class Process:
         self._places.append(Place(name))
         return self._places[-1]
 
-    def next_place(self, name: str | None) -> tuple[str | None, bool]:
+    def next_place(self, name: str | None) -> tuple[Place, bool]:
         """The place of the next run or loop that is given ``name``, and whether the memory of the pods is for it.
 
         A later one in the same place has a folder of its own below it, by its number. So it begins anew, and finds its
         state after a restart, in which the script begins its trainings in the same order.
         """
-        number = self.place(name).trainings
-        if number and not name:
-            return None, False
-        if number:
-            name = f"{str(name).rstrip('/')}/{_TRAINING}-{number}"
-        return name, self.memory in (None, self.place(name))
+        place = self.place(name)
+        if place.trainings and not name:
+            return Place(None), False
+        if place.trainings:
+            place = self.place(f"{str(name).rstrip('/')}/{_TRAINING}-{place.trainings}")
+        return place, self.takes_memory(place)
 
-    def gives_memory(self, place: Place) -> bool:
-        """Whether the memory of the pods is for what `flk.save` is given for ``place``.
-
-        It is for the first state that is kept. Until then it waits for that of a run or a loop, if there is one, else
-        for one in the default place, or the first one that `flk.save` and `flk.restore` are given.
-        """
-        if self.memory:
-            return self.memory is place
-        if self.manager:
-            return is_same_place(self.manager.place, place.name)
-        if default := os.environ.get(user_env.CHECKPOINT):
-            return is_same_place(default, place.name)
-        return place is next((other for other in self._places if other.manager), place)
-
-    def hold_memory(self, name: str | None) -> None:
-        """Note that the training in this place keeps its state: the memory is its own if it is the first one."""
-        self.memory = self.memory or self.place(name)
+    def takes_memory(self, place: Place) -> bool:
+        """Whether the memory of the pods is for the training in this place: it is for the first one of the process."""
+        self.memory = self.memory or place
+        return self.memory is place
 
     @property
     def managers(self) -> list[CheckpointManager]:

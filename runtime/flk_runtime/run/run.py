@@ -241,14 +241,6 @@ class Run(Training):
         """
         self._models.load_weights(path, model)
 
-    def export(self, file: str | os.PathLike[str]) -> None:
-        """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
-
-        Under strategy diloco these are the worker's own parameters, which after a round are the agreed ones. Raises
-        CheckpointError if there is no place for checkpoints, or the file cannot be written.
-        """
-        self._saves.export(self.steps, file)
-
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation since the latest line of metrics, from 0 to 1 (PaLM, arXiv 2204.02311, appendix B).

@@ -12,7 +12,7 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
-from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.process import current
@@ -30,9 +30,10 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        name, in_memory = current.next_place(options.checkpoint)
-        given, self._place = current.place(options.checkpoint), current.place(name)
-        if self._place.has_saved_by_script:
+        given = current.place(options.checkpoint)
+        self._place, in_memory = current.next_place(options.checkpoint)
+        name = self._place.name
+        if self._place.saved_by == "script":
             raise SetupError(
                 f"this process has saved another training in {name} with flk.save, and this one would resume from it: "
                 "pass checkpoint= to one of both"
@@ -60,9 +61,6 @@ class Saves:
             self._note_stored,
         )
         given.trainings += 1
-        self.manager.restored_by_script = self._place.restored
-        if self.manager.steps:
-            current.hold_memory(name)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -95,8 +93,7 @@ class Saves:
             if self.before_save:
                 self.before_save()
             self.manager.save(steps)
-            self._place.kept = True
-            current.hold_memory(self._place.name)
+            self._place.saved_by = "training"
             self.due = 0
             if wait:
                 self.manager.wait(together=True)
@@ -126,17 +123,6 @@ class Saves:
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
         self.manager.wait()
-
-    def export(self, steps: int, file: str | os.PathLike[str]) -> None:
-        """Save, and write the model in that checkpoint to a safetensors file. Collective."""
-        from flk_runtime.checkpoint.files import export_weights
-
-        place = self.manager.place
-        if not (self.manager.can_save and place):
-            raise MismatchError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
-        self.save_progress(steps)
-        self.complete()
-        export_weights(place, file)
 
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1OptimizerState
+from flk_runtime.checkpoint.adapters.optimizer import OptimizerState
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
@@ -49,7 +51,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
         return
     place, manager = _opened(checkpoint, resume=False)
     of_run = current.manager
-    if place.kept or (of_run and of_run.can_save and is_same_place(of_run.place, place.name)):
+    if place.saved_by == "training" or (of_run and of_run.can_save and is_same_place(of_run.place, place.name)):
         if not current.is_training:
             raise SetupError(f"flk.save: {_of_closed(place)}")
         raise SetupError(
@@ -61,10 +63,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     if current.stops and not manager.can_save:
         _print(f"flk: step {step} is not saved: {manager.refusal}")
         return
-    place.has_saved_by_script = True
-    place.trains(objects)
-    if manager.keeps_in_memory:
-        current.hold_memory(place.name)
+    place.saved_by = "script"
     if wait:
         manager.wait(together=True)
     else:
@@ -85,16 +84,12 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     if trial.is_trial():
         return 0
     _check_other_training(checkpoint, objects)
-    place, manager = _opened(checkpoint, resume=True)
+    _, manager = _opened(checkpoint, resume=True)
     _register(manager, objects)
     manager.finish_restoring()
     if manager.steps:
         modules = [thing for thing in objects.values() if isinstance(thing, nn.Module) and not random_now]
         set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
-    if manager.source == "memory":
-        current.hold_memory(place.name)
-    place.restored.update(objects)
-    place.trains(objects)
     return manager.steps
 
 
@@ -130,8 +125,10 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
     check_torch()
     _check_group(name)
     place = current.place(name)
-    before, in_memory = place.manager, current.gives_memory(place)
-    if before and not resume and (in_memory or not before.keeps_in_memory):
+    before, default = place.manager, user_env.CHECKPOINT.read(os.environ)
+    # Other places are for something beside the training, such as its best state so far.
+    in_memory = (not default or is_same_place(default, place.name)) and current.takes_memory(place)
+    if before and not resume:
         complete_at_the_end(before)  # this process may have been forked since
         return place, before
     if before:
@@ -167,15 +164,17 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
 def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any]) -> None:
     """Raise SetupError if ``objects`` are of a training that would resume from another one of this process."""
     place = current.place(place_of(checkpoint))
-    has_optimizer = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
-    if place.kept and has_optimizer and not current.is_training:
+    optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
+    if place.saved_by == "training" and optimizers and not current.is_training:
         raise SetupError(f"flk.restore: {_of_closed(place)}, or leave out the optimizer for the weights alone")
-    if other := place.other_optimizer(objects):
-        raise SetupError(
-            f"flk.restore: this process has trained another {other} with the checkpoints in {place.name}, and this one "
-            "would resume from its state: pass each training, such as each fold, a checkpoint= of its own; to go back "
-            "to that state, pass the optimizer that was given before"
-        )
+    for name, optimizer in optimizers.items():
+        known = place.manager.get(name) if place.manager else None
+        if isinstance(known, OptimizerState | FSDP1OptimizerState) and known.optimizer is not optimizer:
+            raise SetupError(
+                f"flk.restore: this process has trained another {name} with the checkpoints in {place.name}, and this "
+                "one would resume from its state: pass each training, such as each fold, a checkpoint= of its own; to "
+                "go back to that state, pass the optimizer that was given before"
+            )
 
 
 def _of_closed(place: Place) -> str:

@@ -10,9 +10,6 @@ from typing import Final, NamedTuple, get_args
 
 from flk_runtime.wire import Done, Failed, Registry, Session
 
-EXCHANGE: Final = "exchange"  # the file in the launcher's folder through which the ranks of a pod share what arrives
-EXCHANGE_BYTES: Final = 4 << 20  # of that file for each rank; a rank that is alone in its pod has none
-
 
 class SaveKey(NamedTuple):
     """One save of an attempt, the same on all ranks. Several saves may be after the same step."""

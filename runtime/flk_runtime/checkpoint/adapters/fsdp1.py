@@ -41,44 +41,39 @@ class FSDP1OptimizerState(DistributedStateful):
 
     def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
         ((self._name, self._module),) = modules.items()
-        self._optimizer, self._count = optimizer, len(parameters_in(optimizer))
+        self.optimizer, self._count = optimizer, len(parameters_in(optimizer))
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
-        same = thing is self._optimizer and modules.get(self._name) is self._module
+        same = thing is self.optimizer and modules.get(self._name) is self._module
         return same and len(parameters_in(thing)) == self._count
 
     def save_state(self, name: str) -> SplitState:
         state = self._state()
-        tensors, plain = split_values(state["state"].items())
+        tensors, values = split_values(state["state"].items())
         chunks = _chunks({(name, "state", *path): value for path, value in tensors.items()})
-        return SplitState(chunks, {**plain, "param_groups": state["param_groups"], "kind": kind_of(self._optimizer)})
+        plain = {"values": values, "param_groups": state["param_groups"], "kind": kind_of(self.optimizer)}
+        return SplitState(chunks, plain)
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         plain, current = saved.state_dict(), self._state()
-        check_kind(self._optimizer, plain)
+        check_kind(self.optimizer, plain)
         check_groups([group["params"] for group in current["param_groups"]], plain["param_groups"])
         known = current["state"]
-        entries: dict[str, dict[str, Any]] = {}
-        chunks: list[Chunk] = []
+        found: dict[Path, torch.Tensor] = {}
         for full, path in saved.checkpoint.names((saved.name, "state")):
-            own, key = str(path[2]), str(path[3])
-            value = known.get(own, {}).get(key)
-            if not isinstance(value, torch.Tensor):
-                value = saved.checkpoint.empty(full)
-            entries.setdefault(own, {})[key] = value
-            chunks += chunks_of(path, value)
-        saved.checkpoint.read(chunks)
-        join_values(entries, plain)
-        state = {"state": entries, "param_groups": plain["param_groups"]}
+            value = known.get(path[2], {}).get(path[3])
+            found[path] = value if isinstance(value, torch.Tensor) else saved.checkpoint.empty(full)
+        saved.checkpoint.read([chunk for path, value in found.items() for chunk in chunks_of(path, value)])
+        state = {"state": join_values(found, plain["values"]), "param_groups": plain["param_groups"]}
         # Not strict: a parameter that has had no gradient has no state.
-        set_optimizer_state_dict(self._module, self._optimizer, state, options=StateDictOptions(strict=False))
+        set_optimizer_state_dict(self._module, self.optimizer, state, options=StateDictOptions(strict=False))
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-        return dict(get_optimizer_state_dict(self._module, self._optimizer))
+        return dict(get_optimizer_state_dict(self._module, self.optimizer))
 
 
 def _chunks(tensors: dict[Path, torch.Tensor]) -> list[Chunk]:

@@ -1,9 +1,9 @@
 """OptimizerState: saves and restores the state of an optimizer, by the names of its parameters.
 
-``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
-else is plain: ``param_groups``, ``values`` by name and key, ``numbers``, the keys whose values are numbers or None,
-``shards``, the names and keys whose values are plain tensors of each rank's shard, and ``kind``, the optimizer's class
-and the names of its hyperparameters. All ranks that have a parameter have to hold the rest of its state alike.
+``state.NAME.KEY`` is a tensor. A number or None is one too, ``state.NAME.KEY.TYPE``, since rank 0 need not have the
+state of each parameter; so is ``state.NAME.KEY.shard``, whose parts are plain tensors of the ranks' shards. All else is
+plain: ``param_groups``, ``values`` by name and key, and ``kind``, the optimizer's class and the names of its
+hyperparameters. All ranks that have a parameter have to hold its state alike.
 The names and the tensors are the same as in torch.distributed.checkpoint.state_dict. A parameter without state, because
 it had no gradient yet, has no state in the checkpoint and none after it is restored. Rank 0 saves the state that
 belongs to no parameter: ``shared``, the other keys of the optimizer's state, and ``extra``, the entries of its
@@ -15,10 +15,9 @@ same order, since schedulers know them by their numbers.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -34,24 +33,23 @@ from flk_runtime.checkpoint.state import (
     has_tensors,
 )
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
-from flk_runtime.checkpoint.values import Path, name_of
-from flk_runtime.distributed import is_alike, parameters_in, process_group
+from flk_runtime.checkpoint.values import Path
+from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
-from flk_runtime.system.bits import bit_sum, compared_part, is_compared
 from flk_runtime.system.pytree import leaves, map_leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
-_Held = dict[str, dict[str, Any] | None]  # by the name of a parameter and by key; None: this rank has nothing of it
-
-# Values that are saved as tensors of shape (), by the dtype of which they are read.
+# Values that are saved as tensors of shape (), by their types.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, type(None): torch.uint8}
-_READ: dict[torch.dtype, Callable[[Any], Any]] = {
-    torch.bool: bool,
-    torch.int64: int,
-    torch.float64: float,
-    torch.uint8: lambda _: None,
+# What is made of a tensor whose path ends with this name.
+_MADE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "bool": lambda value: bool(value.item()),
+    "int": lambda value: int(value.item()),
+    "float": lambda value: float(value.item()),
+    "NoneType": lambda _: None,
+    "shard": lambda value: cast("Any", value).to_local() if is_sharded(value) else value,
 }
 
 
@@ -75,73 +73,51 @@ class OptimizerState(DistributedStateful):
     """
 
     def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
-        self._optimizer, self._modules = optimizer, modules
+        self.optimizer, self._modules = optimizer, modules
         self._count = len(parameters_in(optimizer))
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
-        self._is_of_torch = type(optimizer).__module__.startswith("torch.")
-        self._agreed = 0  # times that ranks have compared their states; bits take as long to read as to copy
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
         self._loaded: list[dict[str, Any]] = []  # the groups that were restored
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
-        same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
+        same = thing is self.optimizer and all(modules.get(key) is each for key, each in self._modules.items())
         return same and len(parameters_in(thing)) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> SplitState:
-        found, held = SplitState([]), None
-        problem: Exception | None = None
-        try:
-            found, held = self._split(name)
-        except Exception as error:  # raised below: ranks without an error would wait for this one
-            problem = error
-        if not self._is_of_torch:
-            self._agree(found.plain, held)
-        if problem:
-            raise problem
-        return found
-
-    def _split(self, name: str) -> tuple[SplitState, _Held]:
-        """What this rank offers, and the state that other ranks have to hold alike."""
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
-        content = _read(self._optimizer)
-        states = {own: content.state.get(each) or {} for own, each in parameters.items()}
-        _refuse_nested(self._optimizer, states)
-        tensors, plain = split_values(states.items())
+        content = _read(self.optimizer)
+        states = {own: content.state.get(parameter) or {} for own, parameter in parameters.items()}
+        _refuse_nested(self.optimizer, states)
+        tensors, values = split_values(states.items())
+        plain: dict[str, Any] = {"values": values, "kind": kind_of(self.optimizer)}
         if self._of_parts:
-            if plain["values"]:
+            if values:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
-        shards = _shards(parameters, states)
-        plain["shards"], plain["kind"] = sorted(shards), kind_of(self._optimizer)
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
+        shards = _shards(self.optimizer, parameters, states)
+        paths = {(*path, "shard") if path in shards else path: value for path, value in tensors.items()}
         chunks = self._cache.chunks(
-            {(name, "state", *path): value for path, value in tensors.items()},
-            lambda path, value: self._chunks_of(path, parameters[str(path[2])], value, path[2:] in shards),
+            {(name, "state", *path): value for path, value in paths.items()},
+            lambda path, value: self._chunks_of(path, parameters[str(path[2])], value),
         )
-        held = {
-            own: {key: value for key, value in state.items() if not is_sharded(value) and (own, key) not in shards}
-            if state or not _is_empty(parameters[own])
-            else None
-            for own, state in states.items()
-        }
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
             plain |= {"shared": shared, "extra": content.extra}
-        return SplitState(chunks, plain), held
+        return SplitState(chunks, plain)
 
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()
         parameters = {own: parameter for parameter, own in self.names().items()}
-        check_kind(self._optimizer, plain)
-        entries: dict[str, dict[str, Any]] = {}
-        chunks: list[Chunk] = []
+        check_kind(self.optimizer, plain)
+        found: dict[Path, torch.Tensor] = {}
         for full, path in checkpoint.names((saved.name, "state")):
-            own, key = str(path[2]), str(path[3])
+            own = str(path[2])
             if self._of_parts and own not in parameters:
                 continue  # it is of another rank's part
             parameter = _get(parameters, own)
@@ -149,15 +125,11 @@ class OptimizerState(DistributedStateful):
                 value = torch.empty_like(parameter, dtype=checkpoint.dtype(full), requires_grad=False)
             else:
                 value = checkpoint.empty(full)
-            entries.setdefault(own, {})[key] = value
-            chunks += chunks_of(path, value)
-        checkpoint.read(chunks)
-        for own, key in plain.get("shards", ()):
-            if own in entries and is_sharded(entries[own][key]):
-                entries[own][key] = entries[own][key].to_local()
-        join_values(entries, plain)
+            found[path] = value
+        checkpoint.read([chunk for path, value in found.items() for chunk in chunks_of(path, value)])
+        entries = join_values(found, plain["values"])
         indices = {own: index for index, own in enumerate(parameters)}
-        self._loaded = self._saved_groups(plain, entries)
+        self._loaded = self._saved_groups(plain)
         state = {
             **plain.get("extra", {}),
             "state": {
@@ -166,20 +138,17 @@ class OptimizerState(DistributedStateful):
             },
             "param_groups": self._loaded,
         }
-        saved_as = _parameter_dtypes(saved)
-        changed = {
-            indices[own] for own, each in parameters.items() if each.dtype not in saved_as.get(own, {each.dtype})
-        }
-        load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
+        load_as_saved(self.optimizer, state, list(parameters.values()))
 
-    def _saved_groups(self, plain: Mapping[str, Any], entries: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _saved_groups(self, plain: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The saved groups with the numbers of parameters, in the order of the optimizer's own."""
-        names, groups = self.names(), self._optimizer.param_groups
+        names, groups = self.names(), self.optimizer.param_groups
         own = [[names[each] for each in group["params"]] for group in groups]
         same = check_groups(own, plain["param_groups"], of_parts=self._of_parts or "parts" in plain)
-        if not same and ("shared" in plain or "extra" in plain or self._is_flat(entries)):
+        is_whole = "shared" in plain or "extra" in plain or isinstance(self.optimizer, torch.optim.LBFGS)
+        if not same and is_whole:
             raise ValueError(
-                f"{type(self._optimizer).__name__} keeps state that belongs to no single parameter, and it has its "
+                f"{type(self.optimizer).__name__} keeps state that belongs to no single parameter, and it has its "
                 "parameters in another order than the checkpoint: give them to it in the same order"
             )
         numbers = itertools.count()
@@ -190,17 +159,8 @@ class OptimizerState(DistributedStateful):
             for saved, group in zip(plain["param_groups"], groups, strict=True)
         ]
 
-    def _is_flat(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether a parameter's state has an element for each element of all parameters, as LBFGS keeps it."""
-        sizes = {own: each.numel() for each, own in self.names().items()}
-        return any(
-            isinstance(value, torch.Tensor) and value.numel() == sum(sizes.values()) != sizes[own]
-            for own, state in entries.items()
-            for value in state.values()
-        )
-
     def reload_hyperparameters(self, saved: SavedObject) -> None:
-        for group, values in zip(self._optimizer.param_groups, self._loaded, strict=True):
+        for group, values in zip(self.optimizer.param_groups, self._loaded, strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
 
     def held_alike(self) -> dict[str, torch.Tensor]:
@@ -209,17 +169,16 @@ class OptimizerState(DistributedStateful):
         whole = {own: each for each, own in self.names().items() if each.requires_grad and not is_sharded(each)}
         # Sorted, since the optimizers of other ranks may have the parameters in another order.
         found = {f"the parameter {own!r}": each.detach() for own, each in sorted(whole.items())}
-        if self._is_of_torch:  # `_agree` compares the others at each save
-            states = _read(self._optimizer).state
-            for own, each in sorted(whole.items()):
-                for key, value in sorted((states.get(each) or {}).items()):
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        found[f"{key!r} of {own!r}"] = value
+        states = _read(self.optimizer).state
+        for own, each in sorted(whole.items()):
+            for key, value in sorted((states.get(each) or {}).items()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided:
+                    found[f"{key!r} of {own!r}"] = value
         return found
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
-        parameters = parameters_in(self._optimizer)
+        parameters = parameters_in(self.optimizer)
         if list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
@@ -229,37 +188,9 @@ class OptimizerState(DistributedStateful):
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
-    def _agree(self, plain: Any, held: _Held | None) -> None:
-        """Raise MismatchError if ranks hold other states of a parameter than others that have it too. Collective.
-
-        A checkpoint has one of each, and nothing says which is right, or how to divide them among another number of
-        ranks. ``plain`` gets what it lacks about state that only other ranks have. ``held``: None if this rank has an
-        error of its own.
-        """
-        self._agreed += 1
-        mark = functools.partial(_mark, count=self._agreed)
-        own = None if held is None else (map_leaves(held, mark), plain["numbers"], plain["shards"])
-        if is_alike(own):
-            return
-        everywhere = [each for each in process_group.all_gather(own) if each is not None]
-        lacking: Any = None if self._of_parts else {}
-        for name in dict.fromkeys(itertools.chain(*(marks for marks, _, _ in everywhere))):
-            kept = [each for marks, _, _ in everywhere if (each := marks.get(name, lacking)) is not None]
-            for key in dict.fromkeys(itertools.chain(*kept)):
-                if any(each.get(key, ...) != kept[0].get(key, ...) for each in kept):
-                    raise MismatchError(
-                        f"{type(self._optimizer).__name__} has another {key!r} of {name!r} on other ranks, and a "
-                        "checkpoint has one of each: keep it alike on all ranks, or in the shape of each rank's shard, "
-                        "or pass flk.per_rank(optimizer), to save each rank's, or flk.replicated(optimizer), if rank "
-                        "0's is right for all, to flk.adopt, or to run.register after parallelize without the optimizer"
-                    )
-        if held is not None:
-            plain["numbers"] = {key: kind for _, numbers, _ in everywhere for key, kind in numbers.items()}
-            plain["shards"] = sorted({path for _, _, shards in everywhere for path in shards})
-
-    def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor, is_shard: bool) -> list[Chunk]:
+    def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Chunk]:
         """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
-        if is_shard:
+        if path[4:] == ("shard",):
             return [each._replace(path=path, tensor=value.detach()) for each in chunks_of(path, parameter)]
         found = chunks_of(path, value)  # on all ranks, which refuse alike what cannot be saved
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
@@ -277,10 +208,13 @@ def _refuse_nested(optimizer: Optimizer, states: Mapping[str, Mapping[str, Any]]
                 )
 
 
-def _shards(parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+def _shards(
+    optimizer: Optimizer, parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]
+) -> set[tuple[str, str]]:
     """The names and keys of the values that are plain tensors of this rank's shard of their parameter.
 
     A value may have the shape of one shard by chance, such as a number of shape (1,). Then others of its key have not.
+    Raises MismatchError for plain tensors of other shapes, which nothing divides among another number of ranks.
     """
     fits = {
         (own, key): value.dim() > 0 and value.shape == parameters[own].to_local().shape
@@ -289,21 +223,15 @@ def _shards(parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and not is_sharded(value)
     }
-    others = {key for (_, key), found in fits.items() if not found}
+    others = {key for (_, key), fit in fits.items() if not fit}
+    for own, key in fits:
+        if key in others and states[own][key].numel() > 1:
+            raise MismatchError(
+                f"{type(optimizer).__name__} keeps {key!r} of {own!r} in another shape than this rank's shard of it: "
+                "keep it in that shape, or pass flk.per_rank(optimizer), to save each rank's, to flk.adopt, or to "
+                "run.register after parallelize without the optimizer"
+            )
     return {path for path in fits if path[1] not in others}
-
-
-def _is_empty(parameter: Any) -> bool:
-    """Whether this rank has no element of a sharded parameter. An optimizer may keep no state of it then."""
-    return hasattr(parameter, "to_local") and not parameter.to_local().numel()
-
-
-def _mark(value: Any, *, count: int) -> Any:
-    """What is equal for equal values: of a tensor its dtype, its shape and the bits that are compared this time."""
-    if isinstance(value, torch.Tensor):
-        bits = int(bit_sum(compared_part(value.detach(), count))) if is_compared(count) else 0
-        return str(value.dtype), tuple(value.shape), bits
-    return value if value is None else repr(value)
 
 
 class _Content(NamedTuple):
@@ -357,24 +285,11 @@ def _on_device_of(parameters: Iterable[nn.Parameter], values: Any) -> Any:
     return map_leaves(values, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def _parameter_dtypes(saved: SavedObject) -> dict[str, set[torch.dtype]]:
-    """The dtypes in which the checkpoint of an optimizer has parameters of each name. Several models may have it."""
-    checkpoint = saved.checkpoint
-    found: dict[str, set[torch.dtype]] = {}
-    for full, path in checkpoint.names():
-        if path[0] != saved.name and checkpoint.shape(full) is not None:
-            for name in (full, name_of(path[1:])):  # one of several models' begins with the name of its model
-                found.setdefault(name, set()).add(checkpoint.dtype(full))
-    return found
-
-
-def load_as_saved(
-    optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter], *, cast: Container[int] = ()
-) -> None:
+def load_as_saved(optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> None:
     """Call ``optimizer.load_state_dict(state)``, and put back the values that torch's method changes.
 
-    The method casts the tensors of a parameter to its dtype, which is right only for the parameters with numbers in
-    ``cast``, and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
+    The method casts the tensors of a parameter to its dtype, and makes a text the text of a generator. ``parameters``
+    are in the order of their numbers in ``state``.
     """
     entries = state["state"]
     optimizer.load_state_dict(state)
@@ -384,7 +299,7 @@ def load_as_saved(
         for key in entries.get(number, {}).keys() & loaded.keys():
             value, found = entries[number][key], loaded[key]
             if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
-                if casts and number not in cast and found.dtype != value.dtype:
+                if casts and found.dtype != value.dtype:
                     loaded[key] = value.to(found.device)
             elif type(value) not in _DTYPES and not has_tensors(value):
                 loaded[key] = value
@@ -392,35 +307,33 @@ def load_as_saved(
 
 def split_values(
     states: Iterable[tuple[str, Mapping[str, Any]]],
-) -> tuple[dict[tuple[str, str], torch.Tensor], dict[str, Any]]:
-    """The tensors of parameters' states by name and key, and the plain state that goes with them.
+) -> tuple[dict[tuple[str, ...], torch.Tensor], dict[str, dict[str, Any]]]:
+    """The tensors of parameters' states by name and key, and the other values. A number is a tensor with its type.
 
     ``states`` are pairs of a parameter's name and its state.
     """
-    tensors: dict[tuple[str, str], torch.Tensor] = {}
+    tensors: dict[tuple[str, ...], torch.Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
-    numbers: dict[str, str] = {}
     for own, state in states:
         for key, value in state.items():
+            kind = type(value)
             if isinstance(value, torch.Tensor):
                 tensors[own, key] = value
-            elif type(value) in _DTYPES:
-                numbers[key] = type(value).__name__
-                tensors[own, key] = torch.tensor(0 if value is None else value, dtype=_DTYPES[type(value)])
+            elif kind in _DTYPES:
+                tensors[own, key, kind.__name__] = torch.tensor(0 if value is None else value, dtype=_DTYPES[kind])
             else:
                 values.setdefault(own, {})[key] = value
-    return tensors, {"values": values, "numbers": numbers}
+    return tensors, values
 
 
-def join_values(entries: dict[str, dict[str, Any]], plain: Mapping[str, Any]) -> None:
-    """Add to the tensors of each parameter the values that `split_values` has taken out of its state."""
-    for key in plain.get("numbers", {}):
-        for entry in entries.values():
-            value = entry.get(key)  # of other parameters it may be a tensor of the optimizer's
-            if value is not None and value.dim() == 0 and value.dtype in _READ:
-                entry[key] = _READ[value.dtype](value.item())
-    for own, values in plain.get("values", {}).items():
-        entries.setdefault(own, {}).update(values)
+def join_values(tensors: Mapping[Path, torch.Tensor], values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of each parameter, of what `split_values` has made of it; the tensors are by their paths."""
+    entries: dict[str, dict[str, Any]] = {}
+    for (_, _, own, key, *kind), value in tensors.items():
+        entries.setdefault(str(own), {})[str(key)] = _MADE[str(kind[0])](value) if kind else value
+    for own, more in values.items():
+        entries.setdefault(own, {}).update(more)
+    return entries
 
 
 def kind_of(optimizer: Optimizer) -> list[Any]:

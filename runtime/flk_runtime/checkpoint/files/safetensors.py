@@ -1,6 +1,6 @@
 """The safetensors format: 8 bytes with the length of a JSON header, the header, and raw tensors one after the other.
 
-Written here since the package holds all tensors in memory to write a file, and is not in every image.
+Read here since the package is not in every image.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -19,36 +18,11 @@ from flk_runtime.checkpoint.storage.manifest import check_regular
 from flk_runtime.errors import MismatchError
 
 _LENGTH: Final = struct.Struct("<Q")
-_DTYPES: Final = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
-    "bool": "BOOL", "complex64": "C64",
+_NAMES: Final = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+    "BOOL": "bool", "C64": "complex64",
 }  # fmt: skip
-_NAMES: Final = {code: name for name, code in _DTYPES.items()}
-
-
-def write(
-    path: Path,
-    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    metadata: Mapping[str, str],
-) -> None:
-    """Write tensors on the CPU, one at a time, in the order of ``shapes``. Raises CheckpointError for other dtypes."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    position = 0
-    for name, (dtype, shape) in shapes.items():
-        code = _DTYPES.get(str(dtype).removeprefix("torch."))
-        if code is None:
-            raise MismatchError(f"{name!r} has the dtype {dtype}, which the safetensors format does not have")
-        end = position + torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(_LENGTH.pack(len(text)) + text)
-        for _, tensor in tensors:
-            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:

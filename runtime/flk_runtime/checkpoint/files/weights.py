@@ -139,12 +139,10 @@ def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:
         raise
     except Exception as error:  # whatever a stranger's file can cause in the libraries that read it
         why = str(getattr(error, "strerror", None) or error or type(error).__name__).partition("\n")[0]
-        raise file_error(f"cannot read weights from {path}: {why}", error) from error
-
-
-def file_error(message: str, error: Exception) -> CheckpointError:
-    """The error for a file that the caller names: as `checkpoint_error`, and final if there is no such place."""
-    return MismatchError(message) if isinstance(error, FileNotFoundError) else checkpoint_error(message, error)
+        message = f"cannot read weights from {path}: {why}"
+        if isinstance(error, FileNotFoundError):  # the caller names it, so it will not appear
+            raise MismatchError(message) from error
+        raise checkpoint_error(message, error) from error
 
 
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:

@@ -100,9 +100,7 @@ class StorageWriter:
             self._get(f"{key}begin", "rank 0 to begin the checkpoint")
             return
         try:
-            if self._owner:
-                self.destination.keep()
-            else:
+            if not self._owner:
                 self.destination.claim()
                 self._owner = True
         finally:

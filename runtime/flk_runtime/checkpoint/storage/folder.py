@@ -37,67 +37,42 @@ class FolderDestination:
     passing_errors = False  # a disk may stay full, and the training would never be saved
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.folder = path
         self.place = str(path)
         self.token = ""
-        self._device = 0  # number of the file system that this writer has claimed
 
-    def prepare(self) -> str:
+    def prepare(self) -> None:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
-        probe = self.path / f".step-probe-{os.getpid()}.tmp"
+        probe = self.folder / f".step-probe-{os.getpid()}.tmp"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with open(probe, "wb") as file:
                 file.write(b"flk")
                 os.fsync(file.fileno())
-            for temporary in self.path.glob(_TEMPORARY):  # the probe is one of them
+            for temporary in self.folder.glob(_TEMPORARY):  # the probe is one of them
                 _remove(temporary)
-            for replaced in self.path.glob(f"{_REPLACED}*"):
+            for replaced in self.folder.glob(f"{_REPLACED}*"):
                 self._restore(replaced)
-            return ""
         except OSError as error:
-            message = f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
+            message = f"cannot write to the checkpoint folder {self.folder}: {error.strerror or error}"
             raise checkpoint_error(message, error) from error
 
     def claim(self) -> None:
         """Keep other writers from completing checkpoints from now on. Only rank 0 calls this."""
-        for number, other in enumerate(self.path.glob(".writer-*")):
+        for number, other in enumerate(self.folder.glob(".writer-*")):
             if other != self._own:
-                removed = other.rename(self.path / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
+                removed = other.rename(self.folder / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
                 _remove(removed)
         self._own.mkdir(exist_ok=True)
-        self._device = self.path.stat().st_dev
-
-    def keep(self) -> None:
-        """Own the folder again if it was removed or emptied, before another save. Only rank 0 calls this.
-
-        Raises OSError if a file system was mounted or unmounted there: what is written now would not be found again.
-        """
-        if exists(self._own) or any(self.path.glob(".writer-*")):
-            return
-        nearest = next(each for each in (self.path, *self.path.parents) if exists(each))
-        if nearest.stat().st_dev != self._device:
-            raise OSError(f"{self.path} is in another file system than when this run began to save")
-        self._own.mkdir(parents=True, exist_ok=True)
-
-    def make_mark(self, token: str) -> None:
-        """Leave a mark by which the other ranks see whether this is their folder too."""
-        (self.path / f".step-{token}.tmp").touch()
-
-    def has_mark(self, token: str) -> bool:
-        return exists(self.path / f".step-{token}.tmp")
-
-    def remove_mark(self, token: str) -> None:
-        (self.path / f".step-{token}.tmp").unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, whole or not, from the oldest."""
-        return sorted(int(match[1]) for path in self.path.iterdir() if (match := STEP.fullmatch(path.name)))
+        return sorted(int(match[1]) for path in self.folder.iterdir() if (match := STEP.fullmatch(path.name)))
 
     def latest(self) -> bytes | None:
         """The content of the file that names the last good checkpoint; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return (self.path / LATEST).read_bytes()
+            return (self.folder / LATEST).read_bytes()
         return None
 
     def locate(self, step: int) -> str:
@@ -140,7 +115,7 @@ class FolderDestination:
         A checkpoint of this step that is there already is replaced. It is never lost: `prepare` finds it again.
         """
         temporary, final, pointer = self._temporary(step), self._folder(step), self._own / LATEST
-        replaced = self.path / f"{_REPLACED}{final.name}"
+        replaced = self.folder / f"{_REPLACED}{final.name}"
         with self.create(step, MANIFEST) as stream:
             stream.write(manifest)
         _sync(temporary)
@@ -156,9 +131,9 @@ class FolderDestination:
             except OSError:
                 self._restore(replaced)
                 raise
-            _sync(self.path)
-            pointer.replace(self.path / LATEST)
-        _sync(self.path)
+            _sync(self.folder)
+            pointer.replace(self.folder / LATEST)
+        _sync(self.folder)
         _remove(replaced)
 
     def discard(self, step: int) -> None:
@@ -167,7 +142,7 @@ class FolderDestination:
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. It is invisible before its files are removed."""
-        temporary = self.path / f".{self._folder(step).name}.removed.tmp"
+        temporary = self.folder / f".{self._folder(step).name}.removed.tmp"
         with contextlib.suppress(FileNotFoundError):
             self._folder(step).rename(temporary)
         _remove(temporary)
@@ -182,18 +157,18 @@ class FolderDestination:
         return aside.name
 
     def _folder(self, step: int) -> Path:
-        return self.path / step_name(step)
+        return self.folder / step_name(step)
 
     @property
     def _own(self) -> Path:
-        return self.path / f".writer-{self.token}"
+        return self.folder / f".writer-{self.token}"
 
     def _temporary(self, step: int) -> Path:
         return self._own / step_name(step)
 
     def _restore(self, replaced: Path) -> None:
         """Give a checkpoint its name again, if the one in its place is not there."""
-        final = self.path / replaced.name.removeprefix(_REPLACED)
+        final = self.folder / replaced.name.removeprefix(_REPLACED)
         if final.exists():
             _remove(replaced)
         elif replaced.exists():
@@ -210,9 +185,9 @@ class FolderDestination:
         except FileNotFoundError as error:
             if self._own.exists():
                 raise
-            if any(other != self._own for other in self.path.glob(".writer-*")):
-                raise MismatchError(f"another run saves in {self.path} since then") from error
-            raise OSError(f"{self.path} was removed or emptied while the checkpoint was written") from error
+            if any(other != self._own for other in self.folder.glob(".writer-*")):
+                raise MismatchError(f"another run saves in {self.folder} since then") from error
+            raise OSError(f"{self.folder} was removed or emptied while the checkpoint was written") from error
 
 
 def exists(path: Path) -> bool:

@@ -6,9 +6,11 @@ import functools
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from flk_runtime.checkpoint.storage.destination import Destination
+from flk_runtime.checkpoint.storage.folder import exists
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, Manifest, read_pointer
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, checkpoint_error, storage_access
@@ -30,37 +32,37 @@ class Found(NamedTuple):
     manifest: Manifest
 
 
-def is_shared(destination: Destination) -> bool:
+def is_shared(folder: Path) -> bool:
     """Whether all ranks see the same folder. Collective."""
     if process_group.world_size() == 1:
         return True
 
-    def mark() -> str:
-        token = secrets.token_hex(8)
-        with storage_access(f"write to the checkpoint folder {destination.place}"):
-            destination.make_mark(token)
-        return token
+    def mark() -> Path:
+        file = folder / f".step-{secrets.token_hex(8)}.tmp"
+        with storage_access(f"write to the checkpoint folder {folder}"):
+            file.touch()
+        return file
 
     def remove() -> None:
-        with storage_access(f"write to the checkpoint folder {destination.place}"):
-            destination.remove_mark(token)
+        with storage_access(f"write to the checkpoint folder {folder}"):
+            file.unlink(missing_ok=True)
 
-    token = process_group.on_main(mark)
-    problem = _agree(_look_for(destination, token))
+    file = process_group.on_main(mark)
+    problem = _agree(_look_for(folder / file.name))
     process_group.on_main(remove)
     return not problem
 
 
-def _look_for(destination: Destination, token: str) -> _Problem:
+def _look_for(mark: Path) -> _Problem:
     """Why this rank does not see a mark that rank 0 has made."""
     end = time.monotonic() + _SEEN_LIMIT
     try:
-        while not destination.has_mark(token):
+        while not exists(mark):
             if time.monotonic() >= end:
                 return _Problem("it is another folder")
             time.sleep(0.05)
     except OSError as error:
-        return _Problem(f"cannot read the checkpoint folder {destination.place}: {error}", error)
+        return _Problem(f"cannot read the checkpoint folder {mark.parent}: {error}", error)
     return _Problem()
 
 
@@ -87,8 +89,8 @@ def find_newest(destination: Destination, warn: Callable[[str], None], *, sets_a
 def candidates(destination: Destination, warn: Callable[[str], None]) -> list[int]:
     """The steps of checkpoints in the order in which they are tried, from the one that the file LATEST names down.
 
-    If it names none that is there, all are tried from the newest down. ``warn`` gets one line then, and also if newer
-    ones are whole, which nobody removes: a copy of the folder may be old, or somebody may have written a name.
+    If it names none that is there, all are tried from the newest down. ``warn`` gets one line then, and also if there
+    are newer ones, which nobody removes: a copy of the folder may be old, or somebody may have written a name.
     """
     with storage_access(f"read the checkpoints in {destination.place}"):
         steps, text = destination.steps()[::-1], destination.latest()
@@ -101,19 +103,11 @@ def candidates(destination: Destination, warn: Callable[[str], None]) -> list[in
         except ValueError as error:
             warn(f"{destination.place}: {error}; the newest whole checkpoint is used")
             return steps
-        newer = [step for step in steps if step > last and _is_complete(destination, step)]
+        newer = [step for step in steps if step > last]
     if newer:
         shown = ", ".join(map(str, newer))
         warn(f"{destination.place}: {LATEST} names step {last}; the checkpoints of later steps, {shown}, are not used")
     return [step for step in steps if step <= last]
-
-
-def _is_complete(destination: Destination, step: int) -> bool:
-    """Whether a checkpoint has its manifest, which is written last."""
-    try:
-        return destination.size(step, MANIFEST) > 0
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def problem_of(destination: Destination, manifest: Manifest) -> str:

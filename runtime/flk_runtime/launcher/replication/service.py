@@ -309,15 +309,12 @@ class MemoryService:
             attempt.counts_third = wanted.counts_third
             held = {each: attempt.sizes[each] for each in attempt.held if each in attempt.sizes}
             need = attempt.need()
-        processes = len(attempt.own)
-        exchange = messages.EXCHANGE_BYTES * processes if processes > 1 else 0
         try:
             self._store.reserve(
                 attempt.plan.attempt_id,
                 held,
                 _FREE_TIMEOUT,
                 least=need,
-                exchange=exchange,
                 copied=attempt.read_elsewhere(self._store.shards()),
                 third=[rank] if wanted.third else (),
             )
@@ -325,7 +322,7 @@ class MemoryService:
             return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
         with self._lock:
             if pod == 0 and attempt.number == 0:
-                self._log_size(attempt, need + exchange)
+                self._log_size(attempt, need)
         return messages.Files(list(map(str, self._store.files_of(rank))))
 
     def _log_size(self, attempt: _Attempt, needed: int) -> None:

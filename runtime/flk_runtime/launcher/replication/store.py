@@ -22,7 +22,6 @@ from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file
-from flk_runtime.shared.memory_messages import EXCHANGE
 from flk_runtime.shared.shard_file import ShardError, ShardPreamble
 from flk_runtime.system import host
 
@@ -129,7 +128,6 @@ class ShardStore:
         timeout: float,
         *,
         least: int = 0,
-        exchange: int = 0,
         copied: Collection[ShardId] = (),
         third: Collection[int] = (),
     ) -> None:
@@ -143,9 +141,9 @@ class ShardStore:
         until the next checkpoint is whole, and the rank needs its second file only then. If there are more such files,
         they count too. The shards in ``copied``, which other pods hold, are given up where there is no room for them.
 
-        ``least``: bytes of shards that the limit has to allow, since another pod may become the partner. ``exchange``:
-        bytes of the file through which the ranks restore. Waits until the launcher writes into no file that changes.
-        Raises NoRoomError if the files do not fit, AttemptEndedError and TimeoutError.
+        ``least``: bytes of shards that the limit has to allow, since another pod may become the partner. Waits
+        until the launcher writes into no file that changes. Raises NoRoomError if the files do not fit,
+        AttemptEndedError and TimeoutError.
         """
         with self._changed:
             self._wait(
@@ -159,10 +157,10 @@ class ShardStore:
             dropped: list[Slot] = []
             files, rest, need = self._assign(sizes, copied, dropped, third)
             for slots in (rest, self._slots):  # first those that no rank gets
-                if need + exchange > self.limit:
+                if need > self.limit:
                     dropped = [slot for slot in slots if slot.held() in copied]
                     files, rest, need = self._assign(sizes, copied, dropped, third)
-            need = max(need, least) + exchange
+            need = max(need, least)
             if need > self.limit:
                 raise NoRoomError(_too_much(need, self.limit))
             for slot in dropped:
@@ -175,8 +173,6 @@ class ShardStore:
             longer = [slot for slot, rank in own if slot.size < sizes[rank]]
             chosen = [self._begin_allocation(slot, sizes[slot.rank]) for slot in longer]
         self._allocate(chosen, written=False)
-        if exchange:
-            self._fallocate(self.folder / EXCHANGE, exchange)
 
     def files_of(self, rank: int) -> list[Path]:
         """The files that are reserved for a rank. A file that holds a shard comes last."""
@@ -187,7 +183,6 @@ class ShardStore:
         """Remove all files without a shard, since nothing will be saved."""
         with self._changed:
             self._remove(lambda slot: True)
-            (self.folder / EXCHANGE).unlink(missing_ok=True)
 
     def seal(self, path: Path, attempt: str) -> ShardId:
         """Hold the shard that a rank of this pod has finished in the attempt with this ID.

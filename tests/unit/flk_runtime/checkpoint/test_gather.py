@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from flk_runtime.checkpoint.gather import _buckets, _overlap
-from flk_runtime.checkpoint.pod_exchange import packed, unpacked
+from flk_runtime.checkpoint import gather
+from flk_runtime.checkpoint.gather import _overlap
 from flk_runtime.checkpoint.state import Chunk
 
 
+def item(*lengths: int) -> ReadItem:
+    at = torch.Size([0] * len(lengths))
+    index = MetadataIndex("x", at)
+    return ReadItem(LoadItemType.TENSOR, index, at, index, at, torch.Size(lengths))
+
+
 @pytest.mark.parametrize(
-    ("sizes", "cuts"),
+    ("items", "buckets"),
     [
         ([], []),
-        ([5], [(0, 1)]),
-        ([50], [(0, 1)]),
-        ([4, 4, 4], [(0, 2), (2, 3)]),
-        ([4, 50, 4], [(0, 1), (1, 2), (2, 3)]),
+        ([item()], [[()]]),
+        ([item(4), item(2, 2), item(4)], [[(4,), (2, 2)], [(4,)]]),
+        ([item(5, 3), item(1)], [[(3, 3)], [(2, 3), (1,)]]),
+        ([item(2, 40)], [[(1, 40)], [(1, 40)]]),
     ],
 )
-def test_a_bucket_is_bounded_or_one_box(sizes: list[int], cuts: list[tuple[int, int]]) -> None:
-    assert _buckets(sizes, 10) == cuts
-
-
-class Stranger:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return exec, ("raise SystemExit('what travels was executed')",)
-
-
-def test_values_travel_as_bytes_and_run_no_code() -> None:
-    values = {"flk.0": b"a\nb", "é\n": b"", "header": pickle.dumps([1])}
-    assert unpacked(bytearray(packed(values))) == values
-    assert unpacked(packed({})) == {}
-    with pytest.raises(ValueError, match="decode"):
-        unpacked(pickle.dumps(Stranger()))
+def test_a_bucket_is_bounded_or_one_row(
+    monkeypatch: pytest.MonkeyPatch, items: list[ReadItem], buckets: list[Any]
+) -> None:
+    monkeypatch.setattr(gather, "PIECE", 9)
+    assert [[tuple(piece.lengths) for piece in bucket] for bucket in gather._buckets(items, lambda _: 1)] == buckets
 
 
 def test_boxes_overlap_in_all_dimensions() -> None:

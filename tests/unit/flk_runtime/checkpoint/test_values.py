@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import decimal
 import enum
-import fractions
 import pathlib
 import random
 import uuid
@@ -50,29 +48,7 @@ class Text(str, enum.Enum):
 
 
 class Numbers(list[int]):
-    def __init__(self) -> None:
-        raise AssertionError("its constructor is called")
-
-
-class Table(dict[str, Any]):
-    def __setitem__(self, key: str, value: Any) -> None:
-        raise AssertionError("its method is called")
-
-
-class Mirror(dict[str, Any]):
-    def __init__(self, **entries: Any) -> None:
-        super().__init__(entries)
-        self.__dict__ = self
-
-
-class Output(OrderedDict[str, Any]):
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        super().__setattr__(name, value)
-
-
-class Scalar(float):
-    unit = ""
+    pass
 
 
 @dataclasses.dataclass
@@ -93,41 +69,15 @@ class Slotted:
     value: Any
 
 
-def numbers(*values: int) -> Numbers:
-    made = Numbers.__new__(Numbers)
-    made.extend(values)
-    return made
-
-
-def table() -> Table:
-    made = Table({"a": torch.ones(1)})
-    made.note = ["of an attribute"]  # type: ignore[attr-defined]
-    return made
-
-
-def output() -> Output:
-    made = Output()
-    made.a = torch.ones(1)
-    return made
-
-
-def scalar() -> Scalar:
-    made = Scalar(0.1)
-    made.unit = "s"
-    return made
-
-
 VALUES = [
-    1, 10**40, (1 << 2039) - 1, [-(1 << 2039)], 0.1, float("inf"), 1 + 2j, True, None, "ü\0", torch.float16,
+    1, 10**40, 0.1, float("inf"), 1 + 2j, True, None, "ü\0", torch.float16,
     b"\0\xff", b"", {b"": b"a"}, bytearray(b"ab"),
     (1, (2,)), [1, [2.5, None]], {1, 2}, frozenset({"a"}), range(1, 9, 3), slice(1, None, 2),
     {1: "a", (1, 2): "b", Phase.FULL: "c", None: "d"}, {"flk.tensor": "x"}, {"flk.value": 3, "a": 1},
     deque([1, [2]], maxlen=3), defaultdict(list, a=[1]), defaultdict(None, a=1), Counter("abca"),
-    OrderedDict(b=1, a=2), Point(1, torch.ones(2)), Best(3, [torch.zeros(2)]), Slotted([1]), numbers(1, 2), table(),
-    scalar(),
-    Mirror(a=torch.ones(1), b=2), output(),
+    OrderedDict(b=1, a=2), Point(1, torch.ones(2)), Best(3, [torch.zeros(2)]), Slotted([1]),
     Phase.WARM, Phase.FULL, Count.ONE, Text.A, Pairs.A, Pairs.A | Pairs.B, Pairs(0), Bits.A | Bits.B,
-    decimal.Decimal("1.10"), fractions.Fraction(1, 3), uuid.UUID(int=7), pathlib.PosixPath("/x/y"),
+    pathlib.PosixPath("/x/y"),
     datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.timezone.utc), datetime.date(2026, 1, 2), datetime.timedelta(1, 2),
     datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2), "X")), datetime.time(1, 2),
     datetime.datetime(2026, 1, 2, fold=1), datetime.time(1, 2, fold=1), pathlib.PureWindowsPath("c:/x"),
@@ -135,7 +85,7 @@ VALUES = [
     np.str_(""), np.bytes_(b""), np.zeros(2, "V0"), np.zeros((), "V0")[()],
     np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.zeros((0, 3), np.int8),
     np.array(["a", "bc"]), np.array(3.0, dtype=">f8"), np.arange(20_000, dtype=np.int32).reshape(100, 200),
-    np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]), np.random.RandomState(0).get_state(),
+    np.random.RandomState(0).get_state(),
     np.random.default_rng(0).bit_generator.state, random.Random(1).getstate(),
     [torch.ones(2), {"a": (torch.zeros(1), 2)}], {1: torch.ones(2)}, {(1, 2): torch.ones(1)},
     deque([torch.ones(2)]), defaultdict(int, a=torch.ones(1)), OrderedDict(z=torch.ones(1), a=[torch.zeros(1)]),
@@ -154,20 +104,15 @@ def same(first: Any, second: Any) -> bool:
         return first.dtype == second.dtype and first.shape == second.shape and bool((first == second).all())
     if isinstance(first, dict):
         pairs = list(first.items()), list(second.items())
-        own = getattr(first, "__dict__", {}), getattr(second, "__dict__", {})
-        if own[0] is first:
-            return own[1] is second and same(*pairs)
         factories = getattr(first, "default_factory", None) is getattr(second, "default_factory", None)
-        return same(*pairs) and factories and (not own[0] or same(*own))
+        return same(*pairs) and factories and getattr(first, "_metadata", 0) == getattr(second, "_metadata", 0)
     if isinstance(first, deque):
         return first.maxlen == second.maxlen and same(list(first), list(second))
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, Best):
         return same(vars(first), vars(second))
-    return bool(first == second) and all(
-        getattr(first, each, 0) == getattr(second, each, 0) for each in ("unit", "fold")
-    )
+    return bool(first == second) and getattr(first, "fold", 0) == getattr(second, "fold", 0)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -215,19 +160,19 @@ def local_flag() -> Any:
     [
         (Foreign(), "'extra.best.0': it is a tests.unit.flk_runtime.checkpoint.test_values.Foreign"),
         (lambda: 1, "'extra.best.0': it is a builtins.function"),
-        (int, "'extra.best.0': it is a builtins.type"),
+        (Foreign, "'extra.best.0': it is a builtins.type"),
         (np.array([{}]), "'extra.best.0': it is a numpy.ndarray"),
         (torch.Generator(), "'extra.best.0': it is a torch._C.Generator"),
         (local_class(), "'extra.best.0': it is a .*<locals>.Inner"),
         (local_flag(), "'extra.best.0': it is a .*<locals>.Inner"),
         (Best(1, Foreign()), "'extra.best.0.weights': it is a .*Foreign"),
-        (defaultdict(lambda: 1), "'extra.best.0': it is a defaultdict of <lambda>"),
+        (defaultdict(lambda: 1), "'extra.best.0.0': it is a builtins.function"),
+        (Numbers(), "'extra.best.0': it is a .*Numbers"),
+        (uuid.UUID(int=7), "'extra.best.0': it is a uuid.UUID, .* have state_dict return these, such as str"),
+        (np.zeros(1, dtype=[("a", "i4")]), "'extra.best.0': it is a numpy.ndarray"),
         ({Foreign(): 1}, "'extra.best.0': it is a .*Foreign"),
         (make_loop(), "'extra': it is too deep, or holds itself"),
         (torch.ones(2, device="meta"), "'extra.best.0': it is on the meta device"),
-        ([1, -(1 << 2040)], "'extra.best.0': it has an integer of more than 255 bytes"),
-        (1 << 2039, "'extra.best': it has an integer of more than 255 bytes"),
-        ({1 << 2039: 1}, "'extra.best.0': it has an integer of more than 255 bytes"),
         (torch.eye(2).to_sparse(), "'extra.best.0': it has the layout torch.sparse_coo"),
         (torch.return_types.max((torch.ones(1), torch.ones(1))), "'extra.best.0': it is a torch.return_types.max"),
     ],
@@ -243,18 +188,17 @@ def test_what_cannot_come_back_is_refused_with_its_key_and_class(value: Any, wor
 @pytest.mark.parametrize(
     ("encoded", "words"),
     [
-        (("object", "subprocess:Popen", ("object", None, None, {})), "Popen is no object"),
-        (("object", "builtins:dict", ("list", [], None, {})), "dict is no list"),
+        (("object", "subprocess:Popen", (None, {})), "Popen is no dataclass and no named tuple"),
+        (("object", "builtins:tuple", ([], {})), "tuple is no dataclass"),
         (("member", "builtins:int", "real"), "builtins:int is no member"),
         (
-            ("object", "no.such.module:Class", ("dict", [], None, {})),
+            ("object", "no.such.module:Class", (None, {})),
             "no imported module has the class no.such.module.C",
         ),
-        (("object", "os:system", ("dict", [], None, {})), "no imported module has the class os.system"),
-        (("call", "os:system", ("true",)), "a value in it is damaged"),
+        (("object", "os:system", (None, {})), "no imported module has the class os.system"),
+        (("call", "os:system", (("true",), {}, [], [])), "a value in it is damaged"),
         (("object", "collections:Counter"), "a value in it is damaged"),
         ("three", "a value in it is damaged"),
-        (("flag", "builtins:int", 1), "builtins:int is no flag"),
     ],
 )
 def test_a_file_makes_objects_of_known_kinds_only(encoded: Any, words: str) -> None:
@@ -281,10 +225,3 @@ def test_a_tensor_in_the_state_of_a_rank_may_have_attributes() -> None:
 def test_a_reference_to_a_tensor_that_is_missing_is_told() -> None:
     with pytest.raises(MismatchError, match=r"it refers to the tensor 'extra\.a', which the checkpoint lacks"):
         decode({"a": {"flk.tensor": "extra.a"}}, {})
-
-
-def test_the_names_of_classes_in_a_checkpoint_depend_on_no_release_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module of PosixPath is pathlib, pathlib._local or another one."""
-    before = encode_whole(pathlib.PosixPath("/x"), ())
-    monkeypatch.setattr(pathlib.PosixPath, "__module__", "pathlib._local")
-    assert encode_whole(pathlib.PosixPath("/x"), ()) == before

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from flk_runtime.contract import user_env
+from flk_runtime.checkpoint import OptimizerState
 from flk_runtime.errors import SetupError
 from flk_runtime.run import adopt, init, script
 from flk_runtime.run.process import Process
 
 
-def begin(process: Process, name: str | None, *, keeps: bool = True) -> tuple[str | None, bool]:
+def begin(process: Process, name: str | None) -> tuple[str | None, bool]:
     place, in_memory = process.next_place(name)
     process.place(name).trainings += 1
-    if keeps:
-        process.hold_memory(place)
-    return place, in_memory
+    return place.name, in_memory
 
 
 def test_a_later_training_in_a_place_has_a_folder_of_its_own_by_its_number(tmp_path: Path) -> None:
@@ -35,43 +33,16 @@ def test_a_later_training_in_a_place_has_a_folder_of_its_own_by_its_number(tmp_p
     assert names == ["s3://bucket/prefix/", "s3://bucket/prefix/training-1"]
 
 
-def test_the_memory_of_the_pods_is_for_the_first_training_that_keeps_its_state(tmp_path: Path) -> None:
+def test_the_memory_of_the_pods_is_for_the_first_training(tmp_path: Path) -> None:
     process, place = Process(), str(tmp_path)
-    assert begin(process, place, keeps=False) == (place, True)
-    assert begin(process, place) == (f"{place}/training-1", True)
-    assert begin(process, place) == (f"{place}/training-2", False)
-    assert process.memory is process.place(f"{place}/training-1/")
+    assert begin(process, place) == (place, True)
+    assert begin(process, place) == (f"{place}/training-1", False)
+    assert process.takes_memory(process.place(f"{place}/"))
 
 
 def test_without_a_place_only_the_first_training_is_kept() -> None:
     process = Process()
     assert [begin(process, None) for _ in range(2)] == [(None, True), (None, False)]
-
-
-def test_the_memory_waits_for_the_default_place_or_else_for_the_first_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    process = Process()
-    first, other, default = (process.place(str(tmp_path / name)) for name in ("first", "other", "default"))
-    assert process.gives_memory(first)
-    first.manager = SimpleNamespace()  # type: ignore[assignment]
-    assert [process.gives_memory(place) for place in (first, other)] == [True, False]
-    monkeypatch.setenv(user_env.CHECKPOINT, f"{default.name}/")
-    assert [process.gives_memory(place) for place in (first, default)] == [False, True]
-    process.training = SimpleNamespace(manager=SimpleNamespace(place=other.name))  # type: ignore[assignment]
-    assert [process.gives_memory(place) for place in (default, other)] == [False, True]
-    process.hold_memory(first.name)
-    assert [process.gives_memory(place) for place in (first, default, other)] == [True, False, False]
-
-
-def test_another_optimizer_in_a_place_is_found_by_its_name(tmp_path: Path) -> None:
-    place, parameters = Process().place(str(tmp_path)), [torch.nn.Parameter(torch.ones(1))]
-    first, second = (torch.optim.SGD(parameters, lr=0.1) for _ in range(2))
-    place.trains({"optimizer": first, "progress": {}})
-    assert place.other_optimizer({"optimizer": first, "progress": {}, "new": second}) is None
-    assert place.other_optimizer({"progress": {}, "optimizer": second}) == "optimizer"
-    del first
-    assert place.other_optimizer({"optimizer": second}) == "optimizer"
 
 
 @pytest.fixture
@@ -97,9 +68,9 @@ def test_an_optimizer_of_another_training_in_one_place_is_refused_and_told_what_
     parameters = [torch.nn.Parameter(torch.ones(1))]
     first, second = (torch.optim.SGD(parameters, lr=0.1) for _ in range(2))
     place = current.place(str(tmp_path / "saved"))
-    place.trains({"optimizer": first})
+    place.manager = SimpleNamespace(get={"optimizer": OptimizerState(first, {})}.get)  # type: ignore[assignment]
     with pytest.raises(SetupError, match=r"trained another optimizer .* such as each fold, a checkpoint= of its own; "):
         script.restore(str(tmp_path / "saved"), optimizer=second)
-    current.place(str(tmp_path / "run")).kept = True
+    current.place(str(tmp_path / "run")).saved_by = "training"
     with pytest.raises(SetupError, match=r"which is closed, .* or leave out the optimizer for the weights alone"):
         script.restore(str(tmp_path / "run"), optimizer=second)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from torch import nn
 from flk_runtime.checkpoint import placed
 from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.stateful import Declared, is_replicated, per_rank, replicated
-from flk_runtime.errors import MismatchError
 
 
 def test_the_order_of_the_parameters_is_compared_by_name_or_by_shape() -> None:
@@ -44,13 +41,3 @@ def test_a_declared_optimizer_knows_the_names_in_declared_modules(declare: type[
     objects["optimizer"] = declare(torch.optim.SGD([*net[1].parameters(), *net[0].parameters()], 0.1))  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"'1\.weight' of group 0 where '0\.weight' of group 0 was"):
         adapt("optimizer", objects["optimizer"], objects).load_state_dict(adapted.state_dict())  # type: ignore[union-attr]
-
-
-def test_an_optimizer_that_has_no_state_on_each_rank_is_refused_in_one_line() -> None:
-    class Sharded(torch.optim.SGD):
-        def state_dict(self) -> dict[str, Any]:
-            raise RuntimeError("it has not been gathered\non this rank")
-
-    optimizer = Sharded(nn.Linear(1, 1).parameters(), 0.1)
-    with pytest.raises(MismatchError, match=r"the optimizer Sharded.*shard_grad_op.*gathered on this rank"):
-        placed(per_rank(optimizer), []).state_dict()

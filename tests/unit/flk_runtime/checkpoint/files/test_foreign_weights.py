@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from flk_runtime.checkpoint.files import Weights, export_weights, safetensors
+from flk_runtime.checkpoint.files import Weights, safetensors
 from flk_runtime.checkpoint.load import FilesReader
 from flk_runtime.errors import CheckpointError
 from tests.support.checkpoints import store_model
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", ["", "step-000000000"], ids=["folder", "checkpoint"])
-def test_a_flipped_bit_in_a_checkpoint_of_flk_is_refused(folder: Path, tmp_path: Path, path: str) -> None:
+def test_a_flipped_bit_in_a_checkpoint_of_flk_is_refused(folder: Path, path: str) -> None:
     file = next((folder / "step-000000000").glob("*.distcp"))
     content = file.read_bytes()
     assert torch.equal(Weights(str(folder / path)).tensor("a"), torch.arange(40.0))
@@ -39,10 +39,7 @@ def test_a_flipped_bit_in_a_checkpoint_of_flk_is_refused(folder: Path, tmp_path:
         file.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"distcp has another checksum|holds no whole checkpoint"):
             Weights(str(folder / path))
-        with pytest.raises(CheckpointError):
-            export_weights(str(folder / path), tmp_path / "out.safetensors")
     assert file.exists()  # who only reads renames nothing
-    assert not (tmp_path / "out.safetensors").exists()
 
 
 def saved(folder: Path) -> Path:

@@ -102,7 +102,7 @@ class Job:
 
     def stored_weight(self, step: int) -> float:
         assert self.storage
-        (file,) = self.storage.path.glob(f"step-{step:09}/*.distcp")
+        (file,) = self.storage.folder.glob(f"step-{step:09}/*.distcp")
         content = file.read_bytes()
         return 0.0 if torch.full((8,), float(step)).numpy().tobytes() not in content else float(step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,7 @@ def test_a_rank_that_does_not_answer_is_named_on_all_ranks(destination: FolderDe
         told.append(str(caught.value))
         if rank == 0:  # rank 0 has waited for rank 1 in vain, too
             assert told[0].endswith(": waited 0 s for rank 1 to write its file")
-            assert list(destination.path.glob("**/*.distcp")) == []
+            assert list(destination.folder.glob("**/*.distcp")) == []
     assert told[0] == told[1]
 
 
@@ -74,14 +73,6 @@ def test_what_is_no_trouble_of_the_storage_is_final(
     with pytest.raises(kind, match=str(error.args[-1])) as caught:
         writer_of(0, destination, dist.HashStore()).write(header(1), NOTHING)
     assert type(caught.value) is kind
-
-
-def test_saves_go_on_after_somebody_has_removed_the_folder(destination: FolderDestination) -> None:
-    saves = writer_of(0, destination, dist.HashStore())
-    saves.write(header(1), NOTHING)
-    shutil.rmtree(destination.path)
-    saves.write(header(1), NOTHING)
-    assert destination.latest() == pointer_text(1).encode()
 
 
 def test_at_the_end_of_a_process_a_rank_waits_for_another_as_long_as_it_takes(

@@ -14,7 +14,6 @@ import pytest
 from flk_runtime.launcher.replication import store as store_module
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
-from flk_runtime.shared.memory_messages import EXCHANGE
 from flk_runtime.shared.shard_file import (
     DATA_BEGIN,
     Entry,
@@ -198,15 +197,12 @@ def test_a_copy_of_two_attempts_ago_takes_no_file(store: ShardStore) -> None:
     assert store.shards() == [shard(1, "third"), shard(2, "third")]
 
 
-@pytest.mark.parametrize("exchange", [0, SIZE])
-def test_a_folder_in_which_no_file_can_be_made_has_no_room(store: ShardStore, exchange: int) -> None:
+def test_a_folder_in_which_no_file_can_be_made_has_no_room(store: ShardStore) -> None:
     """Another program has removed it, or the file system has as many files as it may."""
     store.keep_only(None, attempt="first")
-    if exchange:
-        reserve(store, 0)
     shutil.rmtree(store.folder)
     with pytest.raises(NoRoomError, match="No such file"):
-        store.reserve("first", {0: SIZE}, 1, exchange=exchange)
+        store.reserve("first", {0: SIZE}, 1)
 
 
 def test_only_files_of_the_store_are_sealed(store: ShardStore, tmp_path: Path) -> None:
@@ -332,18 +328,6 @@ def test_a_refusal_names_all_that_is_needed_and_takes_nothing(store: ShardStore)
         with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1 MiB"):
             store.reserve("first", dict.fromkeys(range(3), size), 1, least=least)
     assert taken(store) == 0
-
-
-def test_what_the_ranks_restore_through_is_reserved_and_counts(store: ShardStore) -> None:
-    store.keep_only(None, attempt="first")
-    with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1 MiB"):
-        store.reserve("first", {0: 1 << 19}, 1, exchange=1 << 19)
-    assert list(store.folder.iterdir()) == []
-    for _ in range(2):  # each rank of the pod asks
-        store.reserve("first", {0: SIZE}, 1, exchange=1 << 19)
-    assert (store.folder / EXCHANGE).stat().st_size == 1 << 19
-    store.release()
-    assert list(store.folder.iterdir()) == []
 
 
 def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardStore) -> None:
