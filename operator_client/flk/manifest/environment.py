@@ -122,10 +122,6 @@ def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]
     plain: dict[str, str] = {pod_env.SERVICE_ADDRESS: diloco.hub or own}
     if not diloco.hub:
         plain[pod_env.SERVICE] = HUB_MODULE
-    if diloco.tls:
-        plain[pod_env.SERVICE_CA] = f"{TLS_FOLDER}/ca.crt"
-        if not diloco.hub:
-            plain[pod_env.SERVICE_CERTIFICATE] = TLS_FOLDER
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if diloco.secret:
         secret, key = diloco.secret.split(":", 1)

@@ -2,7 +2,7 @@
 
 The stream has one order, in which element i goes to rank i mod world size; so a position in it is the number of
 elements that all ranks together have consumed, and means the same at another number of ranks. Every rank reads the
-whole stream and keeps its own elements, unless it has shards: see `parts`. The ranks compare what they read.
+whole stream and keeps its own elements, unless it has shards: see `reader`. The ranks compare the first elements.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
-from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
-from flk_runtime.data.reader import ShareReader
+from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device, process_group
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -31,14 +30,13 @@ _SPLIT_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
-    Iterating is collective: the ranks agree that all have a batch, and whether all have read the same, with one
-    all-reduce of 32 bytes. It runs during the step before, so a batch is read one step ahead. Of data that has shards,
-    the workers of all ranks read shards of their own, until a rank has no full share of a step left; the ranks read the
-    rest together. Where a rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in
-    an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
-    With ``split=False`` the data is split over ranks and workers already. Else one process reads where there are two
-    workers or more, and these collate, each a step in turn. Raises SetupError for a dataset that would be split twice,
-    and on all ranks for an epoch with too few samples.
+    Iterating is collective: the ranks agree that all have a batch, with one all-reduce of 16 bytes. It runs during the
+    step before, so a batch is read one step ahead. Of data whose shards can be divided evenly, the workers of all ranks
+    read shards of their own, until a rank has no full share of a step left; the ranks read the rest together. Where a
+    rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank
+    repeats its latest batch, which counts 0, until no rank has another.
+    With ``split=False`` the data is split over ranks and workers already. Else one worker reads what is not divided.
+    Raises SetupError for a dataset that would be split twice, and on all ranks for an epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
@@ -52,33 +50,28 @@ class IterableLoader(EpochLoader):
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._workers = options.get("num_workers", 0)
-        shards = count_shards(dataset) if split else 1
         self._reader = ShareReader(
-            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
+            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers
         )
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
         self._persistent = bool(options.get("persistent_workers"))
         if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
-        common: dict[str, Any] = {"generator": self._generator, **options}
-        batches: dict[str, Any] = {"pin_memory": context.device.type == "cuda", **common, "collate_fn": collate}
+        pin = context.device.type == "cuda"
+        batches = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:
             if not split:
                 data = _SplitDataset(dataset, self._reader.position)
                 return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
-            if self._workers < 2:
-                return DataLoader(self._reader, batch_size=None, **batches)
-            if self._reader.is_divided:
+            if self._workers > 1 and self._reader.is_divided:
                 return _Workers(self._reader, self._workers, batches)
-            reads = {**common, "num_workers": 1, "pin_memory": False}
-            shares = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **reads)
-            return DataLoader(_Given(), batch_size=None, sampler=shares, **batches)
+            return DataLoader(self._reader, batch_size=None, **{**batches, "num_workers": min(self._workers, 1)})
 
         self._make_source = make_source
-        self._sources: dict[bool, tuple[Iterable[Any], Any]] = {}  # for shards and for all else, with their starts
-        self._compared = 0  # steps in which all ranks had read the same; -1: they need not
+        self._sources: dict[bool, tuple[Iterable[Any], Any]] = {}  # for parts and for all else, with their starts
+        self._is_compared = not split or context.world_size == 1
         # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
         self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
@@ -100,11 +93,10 @@ class IterableLoader(EpochLoader):
             if is_over:
                 break
             self._draw(iteration)
-            epoch, consumed = self._at.epoch, self.consumed + total
             self._taken += 1
-            self._reader.advance(epoch, consumed, state)
+            self._reader.advance(state)
             if self._keeps_place:
-                self._left = (epoch, consumed), source
+                self._left = (self._at.epoch, self.consumed + total), source
             (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
             share = self._share(total, samples, sum(missing))
             yield self._give(list(batches), counts, share, total, (self._taken, self._reader.start))
@@ -148,9 +140,9 @@ class IterableLoader(EpochLoader):
         key, start = self._reader.is_divided, self._reader.start
         source, began = self._sources.get(key, (None, None))
         # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
-        if source is None or start != began or (was_left and self._reader.has_state):
+        if source is None or start is not began or (was_left and self._reader.has_state):
             self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self._seed, self._at.epoch, self._at.consumed)
+        self._reader.begin(self._seed, self._at.epoch)
         return self._timed(source)
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
@@ -160,6 +152,9 @@ class IterableLoader(EpochLoader):
         rank does not have.
         """
         found = next(source, None)
+        if not self._is_compared and not self._reader.is_divided:
+            self._is_compared = True
+            self._compare(found[1] if found else -1)
         answer = self._ask(found)
         while True:
             this, (ranks, samples) = found, answer()
@@ -178,22 +173,18 @@ class IterableLoader(EpochLoader):
 
     def gather(self) -> None:
         saved = self._saved
-        if not saved.data:
-            return
-        before = self._taken, self._reader.start
-        self._taken, self._reader.start = saved.data
-        self._reader.gather()
-        gathered = saved._replace(data=(self._taken, self._reader.start))
-        if self._context.events.counts_steps:
-            self._trained = gathered
-        else:
-            self._at = gathered
-        self._taken, self._reader.start = before
+        if saved.data:
+            taken, start = saved.data
+            gathered = saved._replace(data=(taken, self._reader.gathered(start)))
+            if self._context.events.counts_steps:
+                self._trained = gathered
+            else:
+                self._at = gathered
 
     def _state(self, at: Position) -> dict[str, Any]:
         taken, start = at.data or (0, self._reader.unread)
         if not self._split:
-            return {"steps": taken, "split": list(self._split_by.values())}
+            return {"steps": taken, "split": self._split_by}
         return self._reader.state_dict(start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,21 +196,16 @@ class IterableLoader(EpochLoader):
         if ("split" in state) == self._split:
             now, then = (True, False) if self._split else (False, True)
             raise MismatchError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
-        if not self._split:
-            then_by, here_by = state["split"], list(self._split_by.values())[: len(state["split"])]
-            if then_by != here_by:
-                then_text, here_text = (
-                    ", ".join(f"{name} {value}" for name, value in zip(self._split_by, values, strict=False))
-                    for values in (then_by, here_by)
-                )
-                raise MismatchError(
-                    f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_text}, "
-                    f"not with {here_text}"
-                )
-            taken, start = state["steps"], self._reader.unread
+        if self._split:
+            self._restore(state, (0, self._reader.start_of(state)))
+        elif state["split"] != self._split_by:
+            then, now = (", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by))
+            raise MismatchError(
+                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then}, not with "
+                f"{now}"
+            )
         else:
-            taken, start = 0, self._reader.start_of(state, state["epoch"])
-        self._restore(state, (taken, start))
+            self._restore(state, (state["steps"], self._reader.unread))
         self._go(self._at)
 
     @property
@@ -233,42 +219,34 @@ class IterableLoader(EpochLoader):
         }
 
     def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
-        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples.
-
-        Raises SetupError if they have read different elements so far.
-        """
+        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""
         own = (int(found is not None), found[0] if found else 0)
         if self._world_size == 1:
             return lambda: own
-        mark = found[1] if found and self._compared >= 0 else 0
-        total = torch.tensor([*own, mark, mark**2], device=comm_device(torch.device("cpu")))
+        total = torch.tensor(own, device=comm_device(torch.device("cpu")))
         work = dist.all_reduce(total, async_op=True)
 
         def answer() -> tuple[int, int]:
             work.wait()
-            ranks, samples, marks, squares = total.tolist()
-            if ranks == self._world_size and self._compared >= 0:
-                if ranks * squares != marks**2:  # equal only if all marks are
-                    self._tell_apart(mark)
-                else:
-                    self._compared += 1
+            ranks, samples = total.tolist()
             return ranks, samples
 
         return answer
 
-    def _tell_apart(self, mark: int) -> None:
-        """Raise SetupError, since the ranks have read different elements, unless each reads others each time.
+    def _compare(self, mark: int) -> None:
+        """Raise SetupError if the ranks have read different elements, unless each reads others each time. Collective.
 
-        Then the elements may differ by random numbers of the dataset's own, as for augmentation. Collective.
+        Then the elements may differ by random numbers of the dataset's own, as for augmentation.
         """
-        again = mark if self._compared or self._is_iterator else self._read_again()
+        if len(set(process_group.all_gather(mark))) == 1:
+            return
+        again = mark if self._is_iterator else self._reader.mark_again()
         if process_group.all_true(again == mark)():
             raise SetupError(
                 f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
                 "what the loader gives to others: pass split=False if the dataset splits itself over ranks; else give "
                 "all ranks the same elements in the same order"
             )
-        self._compared = -1
         if self._rank == 0:
             print(
                 f"flk: {self.name}: ranks read different elements, by random numbers of the dataset's own: an order "
@@ -276,13 +254,6 @@ class IterableLoader(EpochLoader):
                 file=sys.stderr,
                 flush=True,
             )
-
-    def _read_again(self) -> int:
-        """The mark of the first share, read once more; -1 if that fails."""
-        try:
-            return next(iter(self._reader.of_copy()))[1]
-        except Exception:  # of any kind: a dataset may be read once at a time
-            return -1
 
     def _say_left_over(self, ranks: int, samples: int) -> None:
         if ranks and self._rank == 0:
@@ -344,13 +315,6 @@ def _begin_worker(begin: Callable[[int], None], number: int, _: int) -> None:
     begin(number)
 
 
-class _Given(Dataset[Any]):
-    """The dataset of workers that are given the samples of a share in the place of an index."""
-
-    def __getitem__(self, share: Any) -> Any:
-        return share
-
-
 class _Collate:
     """Collates the samples of a share, in micro-batches of ``size``; passes on all else.
 
@@ -365,10 +329,6 @@ class _Collate:
         pieces = pieces_of(len(content), count_pieces(len(content), 1, self._size) if self._size else 1)
         batches = [self._collate(content[piece.start : piece.stop]) for piece in pieces]
         return samples, mark, state, (batches, [len(piece) for piece in pieces])
-
-
-def _as_it_is(share: Any) -> Any:
-    return share
 
 
 def _check_not_split(dataset: Any, name: str) -> None:

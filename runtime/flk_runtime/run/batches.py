@@ -22,9 +22,11 @@ from flk_runtime.data import (
     compare_orders,
     count_shards,
     describe_data,
+    is_stream,
     length_of,
     make_loader,
     share_of_worker,
+    sources_of,
 )
 from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError, setting
@@ -306,8 +308,12 @@ def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, 
     compare_options(name, common | shared)
     if not options.split or not compares():
         return
-    length = [("length of the dataset", str(length_of(dataset)))]
-    if difference := find_difference(name, length + describe_data(dataset, shards)):
+    lines = [("length of the dataset", str(length_of(dataset)))]
+    # A stream without shards is compared as it is read.
+    sources = [dataset] if not is_stream(dataset) else sources_of(dataset) if shards > 1 else []
+    for source in sources:
+        lines += describe_data(source, shards)
+    if difference := find_difference(name, lines):
         raise SetupError(
             f"{name}: the ranks have different data: {difference}: give all ranks the whole data in the same order, "
             "since the loader splits it over them; a random split needs the same seed on all ranks"

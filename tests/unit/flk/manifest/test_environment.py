@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from flk.manifest.environment import outer_rendezvous_variables, outer_rendezvous_volume
+from flk.manifest.environment import outer_rendezvous_variables
 from flk.spec.job import Job, validated
 from flk.targets import DEFAULT
 from flk_runtime.contract import pod_env, pod_layout
-
-TLS = "/flk/hub"
 
 
 def job(strategy: str = "diloco", **diloco: str) -> Job:
@@ -30,19 +26,6 @@ def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
         pod_env.SERVICE_ADDRESS: "hub:29401",
         pod_env.SERVICE_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
     }
-
-
-@pytest.mark.parametrize("diloco", [{}, {"hub": "hub:29401", "secret": "shared:key"}])
-def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]) -> None:
-    assert outer_rendezvous_volume(job(**diloco)) == ([], [])
-    with_tls = job(**diloco, tls="certificates")
-    (volume,), (mount,) = outer_rendezvous_volume(with_tls)
-    assert volume["secret"]["secretName"] == "certificates"
-    assert mount["name"] == volume["name"]
-    found = values(with_tls)
-    assert found[pod_env.SERVICE_CA] == f"{mount['mountPath']}/ca.crt"
-    # Only the pod that serves the hub has a certificate of its own.
-    assert found.get(pod_env.SERVICE_CERTIFICATE) == (None if diloco else mount["mountPath"])
 
 
 def test_other_strategies_have_none() -> None:
