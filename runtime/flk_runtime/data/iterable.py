@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
+from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device, process_group
@@ -55,27 +55,22 @@ class IterableLoader(EpochLoader):
         )
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
-        self._persistent = bool(options.get("persistent_workers"))
-        if self._persistent:
-            self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
+        options.pop("persistent_workers", None)  # new ones begin at the position
         pin = context.device.type == "cuda"
         batches = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:
             if not split:
-                data = _SplitDataset(dataset, self._reader.position)
+                data = _SplitDataset(dataset, self._at.epoch)
                 return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
             if self._workers > 1 and self._reader.is_divided:
-                return _Workers(self._reader, self._workers, batches)
+                return _from_workers(self._reader, self._workers, batches)
             return DataLoader(self._reader, batch_size=None, **{**batches, "num_workers": min(self._workers, 1)})
 
         self._make_source = make_source
-        self._sources: dict[bool, tuple[Iterable[Any], Any]] = {}  # for parts and for all else, with their starts
         self._is_compared = not split or context.world_size == 1
-        # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
-        self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
-        # Epoch and samples consumed there, and the rest.
+        # Of an iterator, which cannot begin again: epoch and samples consumed where it was left, and the rest.
         self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
@@ -95,11 +90,11 @@ class IterableLoader(EpochLoader):
             self._draw(iteration)
             self._taken += 1
             self._reader.advance(state)
-            if self._keeps_place:
+            if self._is_iterator and not self._workers:
                 self._left = (self._at.epoch, self.consumed + total), source
-            (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
-            share = self._share(total, samples, sum(missing))
-            yield self._give(list(batches), counts, share, total, (self._taken, self._reader.start))
+            batches, counts = batch
+            share = self._share(total, samples)
+            yield self._give(batches, counts, share, total, (self._taken, self._reader.start))
         self._left = None
 
     def _first(self, at: Position) -> Position:
@@ -109,41 +104,35 @@ class IterableLoader(EpochLoader):
         super()._go(at)
         self._taken, self._reader.start = at.data or (0, self._reader.unread)
 
-    def _share(self, total: int, own: int, missing: int) -> StepShare:
+    def _share(self, total: int, own: int) -> StepShare:
         options = self._context.options
         # Data that is split already may leave ranks with different numbers of micro-batches at its end.
         pieces = self._context.count_pieces(total) if self._split else options.accumulate or 1
-        return StepShare(total, own, pieces, missing)
+        return StepShare(total, own, pieces)
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
         if self._left and self._left[0] == (self._at.epoch, self.consumed):
             return self._left[1]
-        was_left, self._left = self._left is not None, None
-        return self._steps(was_left)
+        return self._steps()
 
-    def _steps(self, was_left: bool) -> Iterator[tuple[Any, int, int]]:
+    def _steps(self) -> Iterator[tuple[Any, int, int]]:
         if self._reader.is_divided:
-            for step in self._agreed(self._read(was_left), by_all=True):
+            for step in self._agreed(self._read(), by_all=True):
                 if step[1] < self._world_size:
                     break
                 yield step
             self._reader.join()
-        source = self._read(was_left)
+        source = self._read()
         if not self._split:
             for _ in islice(source, self._taken):  # skips what has been consumed
                 pass
         yield from self._agreed(source, by_all=not self._context.evaluates)
 
-    def _read(self, was_left: bool) -> Iterator[Any]:
+    def _read(self) -> Iterator[Any]:
         """This rank's shares from the position on."""
-        key, start = self._reader.is_divided, self._reader.start
-        source, began = self._sources.get(key, (None, None))
-        # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
-        if source is None or start is not began or (was_left and self._reader.has_state):
-            self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self._seed, self._at.epoch)
-        return self._timed(source)
+        self._reader.seed, self._reader.epoch = self._seed, self._at.epoch
+        return self._timed(self._make_source())
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
         """Yield this rank's next share (None: it has none), the number of ranks that have one, and of their samples.
@@ -164,12 +153,10 @@ class IterableLoader(EpochLoader):
             yield this, ranks, samples
 
     def _too_few(self, samples: int) -> str:
-        has = f"{self.name}: epoch {self.epoch} of the data has"
-        if self._drop_last and self._split:
-            return f"{has} fewer samples than a step of all ranks takes ({self._step_size}), and drop_last drops them"
         again = self.epoch or (self._is_iterator and not samples)
         hint = ": an iterator can be iterated over only once; pass an iterable" if again else ""
-        return f"{has} {samples} samples for {self._world_size} ranks{hint}"
+        least = f"a step of {self._step_size}" if self._drop_last and self._split else f"{self._world_size} ranks"
+        return f"{self.name}: epoch {self.epoch} of the data has too few samples, {samples}, for {least}{hint}"
 
     def gather(self) -> None:
         saved = self._saved
@@ -266,48 +253,35 @@ class IterableLoader(EpochLoader):
 
 
 class _SplitDataset(IterableDataset[Any]):
-    """Wraps an iterable that is split already, for DataLoader. ``position``: seed, epoch, and the samples consumed."""
+    """Wraps an iterable that is split already, for DataLoader."""
 
-    def __init__(self, dataset: Any, position: torch.Tensor) -> None:
-        self._dataset, self._position = dataset, position
+    def __init__(self, dataset: Any, epoch: int) -> None:
+        self._dataset, self._epoch = dataset, epoch
 
     def __iter__(self) -> Iterator[Any]:
-        set_epoch(self._dataset, int(self._position[1]))
+        set_epoch(self._dataset, self._epoch)
         return iter(self._dataset)
 
 
-class _Workers:
-    """Shares of a reader whose workers read parts of their own, each worker in turn.
+def _from_workers(reader: ShareReader, workers: int, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Shares of a reader whose workers read parts of their own, each worker in turn. ``options``: of DataLoader.
 
     Each has a DataLoader of its own, as the only worker: a dataset that splits itself over the workers of a DataLoader
     would leave out the elements of the others.
     """
-
-    def __init__(self, reader: ShareReader, workers: int, options: Mapping[str, Any]) -> None:
-        """``options``: of DataLoader, for all workers together."""
-        begin = options.get("worker_init_fn")
-        self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
-        self._loaders = [
-            DataLoader(
-                reader,
-                batch_size=None,
-                **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
-            )
-            for number, reader in enumerate(self._readers)
-        ]
-
-    def __iter__(self) -> Iterator[Any]:
-        for reader in self._readers:
-            reader.start = self._reader.start
-        running = [iter(loader) for loader in self._loaders]
-        while running:
-            for worker in list(running):
-                try:
-                    share = next(worker)
-                except StopIteration:
-                    running.remove(worker)
-                else:
-                    yield share
+    begin = options.get("worker_init_fn")
+    running = []
+    for number in range(workers):
+        named = {"num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)}
+        running.append(iter(DataLoader(reader.of_worker(number), batch_size=None, **{**options, **named})))
+    while running:
+        for worker in list(running):
+            try:
+                share = next(worker)
+            except StopIteration:
+                running.remove(worker)
+            else:
+                yield share
 
 
 def _begin_worker(begin: Callable[[int], None], number: int, _: int) -> None:
@@ -322,9 +296,9 @@ class _Collate:
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], size: int | None, *, counted: bool) -> None:
-        self._collate, self._size, self._counted = Collate(collate), size, counted
+        self._collate, self._size, self._counted = collate, size, counted
 
-    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[tuple[int, Any]], list[int]]]:
+    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[Any], list[int]]]:
         samples, mark, state, content = found if self._counted else (len(found), 0, None, found)
         pieces = pieces_of(len(content), count_pieces(len(content), 1, self._size) if self._size else 1)
         batches = [self._collate(content[piece.start : piece.stop]) for piece in pieces]

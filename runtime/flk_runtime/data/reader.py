@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch.utils.data import IterableDataset
 
 from flk_runtime.data.fingerprint import text_of
@@ -195,11 +194,10 @@ class ShareReader(IterableDataset[MarkedShare]):
         """The state at the beginning of an epoch."""
         self.start = self.unread
         """The state with which an iteration starts. Workers know that of their own start."""
-        # Seed and epoch: a tensor, since it is shared with persistent workers.
-        self.position = torch.zeros(2, dtype=torch.int64)
+        self.seed = self.epoch = 0
 
     def of_worker(self, number: int) -> ShareReader:
-        """This reader for one of several workers. They share the position."""
+        """This reader for one of several workers."""
         twin = copy.copy(self)
         twin._worker = number
         return twin
@@ -212,10 +210,6 @@ class ShareReader(IterableDataset[MarkedShare]):
             return next(iter(twin))[1]
         except Exception:  # of any kind: a dataset may be read once at a time
             return -1
-
-    def begin(self, seed: int, epoch: int) -> None:
-        """Go to an epoch; the next iteration is in it."""
-        self.position.copy_(torch.tensor([seed, epoch]))
 
     @property
     def is_divided(self) -> bool:
@@ -265,7 +259,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         return ReadState(tuple((count, done, data) for count, done, data in state["parts"]), state["joined"])
 
     def __iter__(self) -> Iterator[MarkedShare]:
-        seed, epoch = self.position.tolist()
+        seed, epoch = self.seed, self.epoch
         states, is_divided = self.start.parts, self.is_divided
         own = rng.OwnNumbers(rng.derive_seed("stream", seed, epoch))
         if is_divided:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -50,7 +49,7 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
-        self._said_not_saved = self._said_missing = False
+        self._said_not_saved = False
         self._goes_by_order = False  # the position of a loader is saved under a name by the order of calls
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
@@ -205,17 +204,6 @@ class Batches(LoaderEvents):
     def weight(self) -> float:
         """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""
         return self._only(lambda share: share.weight(self.parts))
-
-    def say_missing(self) -> None:
-        """Say once that samples of the latest batch are None, of which the mean loss may be without."""
-        if self.latest.missing and not self._said_missing:
-            self._said_missing = True
-            print(
-                f"flk: {self.latest.missing} samples of a batch are None, and run.backward counts them: if collate_fn "
-                "leaves them out, pass it the number of those that are left, as weight=len(x)",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def counts(self) -> bool:
         """Whether the samples of the latest batch count for this rank. Raises SetupError as `weight` does."""
