@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import ssl
 import sys
 import threading
 from typing import Any
@@ -30,10 +29,9 @@ def main() -> int:
         host.die_with_parent(int(parent), signal.SIGTERM)
     arguments = _arguments()
     is_service = not arguments.listen
-    given, folder = os.environ.get(pod_env.SERVICE_SECRET, ""), os.environ.get(pod_env.SERVICE_CERTIFICATE, "")
+    given = os.environ.get(pod_env.SERVICE_SECRET, "")
     # Workers may come though this hub has met none: workers of other sites, or of the hub that ran before it.
     others = is_service and bool(given or arguments.again)
-    certificate, key = arguments.certificate, arguments.key
     listen = arguments.listen or os.environ.get(pod_env.SERVICE_ADDRESS, "")
     address, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit():
@@ -46,22 +44,16 @@ def main() -> int:
     if is_service:
         if given or not address.startswith("127."):  # else its workers are all on this machine
             address = ""
-        if folder:
-            certificate, key = f"{folder}/tls.crt", f"{folder}/tls.key"
         threading.Thread(target=_wait_for_end, args=(launcher_ended,), daemon=True).start()
     try:
-        tls = None
-        if certificate:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(certificate, key)
         secret = given or os.environ.get(pod_env.SERVICE_KEY, "")
-        hub = Hub(address.strip("[]"), int(port), secret, tls=tls, log=_log)
+        hub = Hub(address.strip("[]"), int(port), secret, log=_log)
     except (OSError, SetupError) as error:
         print(f"hub: {error}", file=sys.stderr)
         return int(ExitCode.USAGE)
     hub.start()
     if not is_service:
-        _log(f"listening on port {hub.port}{' with TLS' if tls else ''}")
+        _log(f"listening on port {hub.port}")
     while not stop.wait(_POLL):
         farewell = _FAREWELL if hub.met or others else 0.0
         if hub.finished or (launcher_ended.is_set() and hub.idle_for > farewell):
@@ -78,8 +70,6 @@ def _arguments() -> Any:
         f"${pod_env.SERVICE_SECRET}, which this program reads too.",
     )
     parser.add_argument("--listen", metavar="HOST:PORT")
-    parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
-    parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
     parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -6,7 +6,6 @@ import contextlib
 import queue
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any
 from flk_diloco import messages
 from flk_diloco.messages import Data, FromHub, FromWorker, Peer
 from flk_diloco.options import Membership
-from flk_diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.wire import LEASE, Backoff, Lease, Refused, Stream, VersionError
 
@@ -134,15 +132,8 @@ class HubExchange:
 
     def _connect(self) -> Peer:
         host, _, port = self._membership.address.rpartition(":")
-        tcp = socket.create_connection((host.strip("[]"), int(port)), timeout=self._lease)
-        sock: socket.socket | TlsSocket = tcp
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=self._lease)
         try:
-            if self._membership.ca:
-                # A server with a certificate of this authority and the secret is the hub, under any name.
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.check_hostname = False
-                context.load_verify_locations(self._membership.ca)
-                sock = TlsSocket(context.wrap_socket(tcp))
             peer = Stream(sock, messages.session(self._membership.secret, serves=False), messages.MESSAGES, self._lease)
             with self._lock:
                 if self._closing:

@@ -83,7 +83,6 @@ class Membership:
     workers: int = 1  # of all sites
     address: str = ""  # host:port of the hub; empty: this worker trains alone
     secret: str = field(default="", repr=False)
-    ca: str = ""  # file with the certificates that the hub's is checked against; empty: no TLS
 
     @classmethod
     def read(cls, options: DiLoCo, environ: Mapping[str, str] = os.environ) -> Membership:
@@ -103,7 +102,6 @@ class Membership:
             workers,
             address,
             environ.get(pod_env.SERVICE_SECRET) or environ.get(pod_env.SERVICE_KEY, ""),
-            environ.get(pod_env.SERVICE_CA, ""),
         )
 
 

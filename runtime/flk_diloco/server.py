@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import queue
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +13,6 @@ from typing import Annotated, Any
 from flk_diloco import messages
 from flk_diloco.messages import Data, FromHub, Peer
 from flk_diloco.rounds import Limits, Member, Rounds
-from flk_diloco.tls import TlsSocket
 from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import Seconds, Within
 from flk_runtime.contract.options import OUTER_DTYPES
@@ -53,7 +49,6 @@ class Hub:
         port: int,
         secret: str,
         *,
-        tls: ssl.SSLContext | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
@@ -68,7 +63,6 @@ class Hub:
             messages.MESSAGES,
             log,
             lease=self._lease,
-            wrap=functools.partial(_with_tls, tls),
         )
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
@@ -233,10 +227,6 @@ class _Peer:
     def close(self) -> None:
         """Close the connection after all posted messages are sent."""
         self._queue.put(None)
-
-
-def _with_tls(tls: ssl.SSLContext | None, sock: socket.socket) -> socket.socket | TlsSocket:
-    return TlsSocket(tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)) if tls else sock
 
 
 def _is_loopback(address: str) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DistributedType
 
 from flk_hosts.loaders import make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
-from flk_runtime.system import pytree
 
 
 def adopt(accelerator: Any, **options: Any) -> Loop:
@@ -97,7 +97,8 @@ class PreparedLoader:
 
         Raises SetupError if the place in its data cannot be found.
         """
-        if not is_placeable(prepared):
+        known = isinstance(prepared, (DataLoaderShard, DataLoaderDispatcher))
+        if not known or hasattr(prepared.base_dataloader, "load_state_dict"):
             raise SetupError(
                 f"adopt: flk cannot find its place in a {type(prepared).__name__} of the Accelerator: pass it "
                 "DataLoaderConfiguration(use_stateful_dataloader=False)"
@@ -108,30 +109,33 @@ class PreparedLoader:
         kind: Any = type(prepared)  # __class__ says that it is a DataLoader
         object.__dict__["__class__"].__set__(prepared, type(kind.__name__, (_Beginning, kind), {}))
         prepared.flk_begin = lambda batches: batches
-        self._dispatch = _Dispatch(self, prepared) if isinstance(prepared, DataLoaderDispatcher) else None
-        if self._dispatch:
-            most = prepared.state.num_processes
-            make_resumable(self._inner, read_ahead=self._read_ahead, most_ahead=most)
-        else:
+        self._has_place = is_placeable(prepared)
+        if self._has_place:
             make_resumable(self._inner, read_ahead=self._read_ahead, resumed=self.note_resumed)
 
     def state_dict(self) -> dict[str, Any]:
-        position = self._inner.state_dict()
-        if self._inner.flk_position is None and self._is_over():
+        position = self._inner.state_dict() if self._has_place else {}
+        if self._has_place and self._inner.flk_position is None and self._is_over():
             position = {**position, "given": 0, "began": None}
-        dispatched = self._dispatch.state_dict() if self._dispatch else {}
-        return {"iteration": self._prepared.iteration, **position, **dispatched}
+        return {"iteration": self._prepared.iteration, **position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the loader this place. Raises CheckpointError if other ranks have read its batches."""
-        dispatches = self._dispatch is not None
-        if ("ended" in state) != dispatches:
+        if ("began" in state) != self._has_place:
             raise MismatchError(
-                f"it was saved with dispatch_batches={not dispatches}, which is {dispatches} now: other ranks have "
-                "read the batches, and the loader would not find its place; resume with the same"
+                f"it was saved with dispatch_batches={self._has_place}, which is {not self._has_place} now: other "
+                "ranks have read the batches, and the loader would not find its place; resume with the same"
             )
         self._prepared.iteration = state["iteration"]
-        self._inner.load_state_dict(state)
+        if self._has_place:
+            self._inner.load_state_dict(state)
+        elif process_group.rank() == 0:
+            print(
+                "flk: rank 0 reads the batches of all ranks (dispatch_batches), and their place is in no checkpoint: "
+                f"epoch {state['iteration']} begins anew; pass DataLoaderConfiguration(dispatch_batches=False)",
+                file=sys.stderr,
+                flush=True,
+            )
 
     @property
     def is_active(self) -> bool:
@@ -156,8 +160,7 @@ class PreparedLoader:
 
     def _read_ahead(self) -> int:
         """The Accelerator reads the next batch ahead, but at the end of an epoch."""
-        ahead = self._dispatch.fetched if self._dispatch else 1
-        return 0 if self._prepared.end_of_dataloader else ahead
+        return 0 if self._prepared.end_of_dataloader else 1
 
     def note_resumed(self, exhausted: bool) -> None:
         """The script has the batches that it had when it was saved; ``exhausted``: none was left."""
@@ -165,67 +168,6 @@ class PreparedLoader:
             self._prepared.iteration += 1  # the Accelerator does not count an epoch without batches
         if self.loop:
             self.loop.restore_random_state()
-
-
-class _Dispatch:
-    """How rank 0 reads the batches of all ranks of a DataLoaderDispatcher, some at a time."""
-
-    def __init__(self, loader: PreparedLoader, prepared: Any) -> None:
-        self._loader, self._prepared, self._inner = loader, prepared, prepared.base_dataloader
-        self.fetched = 0
-        """Batches that rank 0 has read for the next batches of all ranks."""
-        self._resumes = False
-        # The first samples of the epoch, by which Accelerate makes its last batches as large as the others.
-        self._first: list[torch.Tensor] = []
-        self._cuts_first = False
-        prepared.flk_begin = self._begin
-        prepared._fetch_batches = self._fetching(prepared._fetch_batches)
-        if not prepared._drop_last:
-            prepared.slice_fn = self._cutting(prepared.slice_fn)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ended": self._prepared.end_of_dataloader, "samples_of_first": self._first}
-
-    def _begin(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of an epoch, of which none may be left: Accelerate cannot iterate that."""
-        position = self._inner.flk_position
-        self._resumes = position is not None and position["began"] is not None
-        self._first, self._cuts_first = position["samples_of_first"] if self._resumes else [], True
-        if not (self._resumes and position["ended"]):
-            return batches
-        self._inner.flk_position = None
-        self._loader.note_resumed(True)
-        return iter(())
-
-    def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
-        def run(iterator: Any) -> Any:
-            position = self._inner.flk_position
-            before = position["given"] if self._resumes else self._inner.flk_given
-            result = fetch(iterator)
-            if self._resumes:
-                self._resumes = False
-                if self._inner.flk_position is not None:  # this rank reads nothing
-                    self._inner.flk_position, self._inner.flk_began = None, position["began"]
-                    self._inner.flk_given = position["given"]
-                self._loader.note_resumed(False)
-            self.fetched = self._inner.flk_given - before
-            return result
-
-        return run
-
-    def _cutting(self, cut: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> Any:
-            result = cut(*arguments, **named)
-            if not self._cuts_first:
-                return result
-            self._cuts_first = False
-            if self._first:
-                saved = iter(self._first)
-                return pytree.map_leaves(result, lambda each: next(saved).to(each.device))
-            self._first = pytree.leaves(result)
-            return result
-
-        return run
 
 
 class _Beginning:
@@ -239,5 +181,4 @@ class _Beginning:
 
 def is_placeable(prepared: Any) -> bool:
     """Whether flk can find its place in the data of a loader that an Accelerator has prepared."""
-    known = isinstance(prepared, (DataLoaderShard, DataLoaderDispatcher))
-    return known and not hasattr(prepared.base_dataloader, "load_state_dict")
+    return isinstance(prepared, DataLoaderShard) and not hasattr(prepared.base_dataloader, "load_state_dict")

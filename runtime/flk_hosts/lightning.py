@@ -17,7 +17,6 @@ from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
 from flk_hosts.loaders import make_resumable
-from flk_hosts.sums import set_sums, sums_of
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
@@ -115,7 +114,6 @@ class Flk(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumes:
             self._resumes = False
-            set_sums(pl_module, self._state.saved["sums"])
             if trainer.current_epoch == self._state.saved["epoch"]:  # which a scheduler sets at its beginning
                 trainer.accumulate_grad_batches = self._state.saved["accumulate_grad_batches"]
             self.loop.restore_random_state()
@@ -248,7 +246,6 @@ class _State:
             "state_dict": self._weights(),
             "loops": loops,
             "over_after": self.limits if self.is_over else None,
-            "sums": sums_of(trainer.lightning_module),  # of this rank, also those that are no part of the state_dict
             "callbacks": call._call_callbacks_state_dict(trainer),
             type(precision).__qualname__: precision.state_dict(),
         }

@@ -20,19 +20,18 @@ def make_resumable(
     *,
     read_ahead: Callable[[], int] = lambda: 0,
     resumed: Callable[[bool], None] = lambda exhausted: None,
-    most_ahead: int = 2,
 ) -> None:
     """Give ``loader``, a DataLoader, a position: a ``state_dict`` and a ``load_state_dict``.
 
     An epoch that is resumed has the same order as before, and leaves out the batches that were used. Of a dataset of
     map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
-    yet, ``most_ahead`` at most. They are read again, with the random numbers of their first reading. When ``resumed``
+    yet, two at most. They are read again, with the random numbers of their first reading. When ``resumed``
     is called, the script has the batches that it had when it was saved, and restores the random states. Its argument
     says whether none was left. Generators that samplers hold in attributes are restored too.
     """
     loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
     loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
-    loader.flk_before = collections.deque(maxlen=most_ahead + 1)
+    loader.flk_before = collections.deque(maxlen=3)
 
 
 class _Resumable(DataLoader):  # type: ignore[type-arg]

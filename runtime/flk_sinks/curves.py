@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -16,7 +15,6 @@ from typing import Any, Final
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import MLFLOW, TENSORBOARD, WANDB, SinkName
-from flk_runtime.contract.quantities import numbered, plural
 from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
@@ -25,7 +23,7 @@ from flk_runtime.run.extensions import BeginRecording
 from flk_runtime.run.lines import Line
 from flk_sinks.choice import chosen_sinks
 from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
-from flk_sinks.writer import RECENT, Writer, close
+from flk_sinks.writer import Writer, close
 
 # Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
 _TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 3.0}
@@ -57,26 +55,17 @@ class Curves:
         uid = pod_env.JOB_UID.read(os.environ) or secrets.token_hex(16)
         self._context = context
         self._id = _OTHERS.sub("-", f"{job or 'train'}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}")
-        self._waiting: list[Row] = []  # rows of the checkpoint that no sink may have
         self._writers: dict[str, Writer] = {}
         self._info: RunInfo | None = None
         self._closed = False
 
     def state_dict(self) -> dict[str, str]:
-        """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
-        waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
-        rows = [*self._waiting, *waiting]
-        dropped = [row.step for row in rows[:-RECENT]]
-        return {"id": self._id, "waiting": json.dumps(rows[-RECENT:]), "dropped": json.dumps(dropped)}
+        """The ID of the run."""
+        return {"id": self._id}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Go on with the run of a checkpoint."""
         self._id = state["id"]
-        self._waiting = [Row(*row) for row in json.loads(state["waiting"])]
-        dropped = json.loads(state["dropped"])
-        if dropped:
-            some = f"{plural(len(dropped), 'line')} of metrics, {numbered('step', dropped)}"
-            self._context.say(f"the sinks were so slow before the resume that they may lack {some}")
 
     def open(self, sinks: Sequence[SinkName]) -> None:
         """Begin to record. A sink itself begins with its first row."""
@@ -109,21 +98,14 @@ class Curves:
             step = values.pop("step", None)
             if step is not None and values:
                 rows.append(Row(int(step), line.time, values))
-        if rows:
-            self._give(rows)
-
-    def _give(self, rows: Sequence[Row]) -> None:
-        """Have rows written, after the rows of the checkpoint that no sink may have."""
-        if self._info is None:
-            return
-        self._info.resumed = self._context.page.restored
-        rows, self._waiting = [*self._waiting, *rows], []
-        for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
-            self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
-            close([self._writers.pop(kind)], "finished", _TIMEOUTS["stopped"])
-        for writer in self._writers.values():
-            for row in rows:
-                writer.put(row)
+        if rows and self._info is not None:
+            self._info.resumed = self._context.page.restored
+            for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
+                self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
+                close([self._writers.pop(kind)], "finished", _TIMEOUTS["stopped"])
+            for writer in self._writers.values():
+                for row in rows:
+                    writer.put(row)
 
     def describe(self, hyperparameters: Mapping[str, Any]) -> None:
         """Have what the script says of the run written."""
@@ -139,8 +121,6 @@ class Curves:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            if self._waiting:
-                self._give([])
             ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
             close(self._writers.values(), ended, _TIMEOUTS[ended])
 

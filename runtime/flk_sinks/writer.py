@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
@@ -14,11 +13,9 @@ from flk_runtime.contract.quantities import numbered, plural
 from flk_sinks.sink import Row, Sink
 
 LIMIT: Final = 10_000  # rows that wait
-RECENT: Final = 100  # rows that a checkpoint keeps
 _AT_ONCE: Final = 500  # rows in one write
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts to write
 _LAST_TRY = 5.0  # seconds that the end of a run waits for a sink that fails
-_PATIENCE = 1.0  # seconds after which the end of a run says which lines it waits for
 
 
 class Writer:
@@ -37,7 +34,6 @@ class Writer:
         self._ended = ""  # how the run has ended, as `Sink.close` takes it
         self._timeout = 0.0  # seconds in which the run has to end
         self._until = 0.0  # when the process goes on without the thread, by time.monotonic
-        self._told = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -56,15 +52,6 @@ class Writer:
                 self._thread = thread
         self._wake.set()
 
-    def waiting(self) -> list[Row]:
-        """The rows that are not written yet, as far as anyone knows."""
-        return list(self._rows)
-
-    def describe(self) -> None:
-        """Have the settings and hyperparameters of the run written again."""
-        self._described = False
-        self._wake.set()
-
     def end(self, ended: str, timeout: float) -> None:
         """Have what waits written and the run ended within ``timeout`` seconds. A second call does nothing."""
         if self._ended or not (self._thread or self._rows):
@@ -76,25 +63,15 @@ class Writer:
         if self._thread is None:
             self._run()
 
-    def wait(self, patience: float = math.inf) -> None:
-        """Wait for the end, at most ``patience`` of its seconds, and say which lines are not written then."""
-        if not self._ended or self._told:
-            return
-        last = patience >= self._timeout
-        until = self._until if last else self._until - self._timeout + patience
+    def wait(self) -> None:
+        """Wait for the end, and say which lines are not written then."""
         if self._thread:
-            self._thread.join(max(0.0, until - time.monotonic()))
-        rows = self.waiting()
-        self._told = last
-        if not ((self._thread and self._thread.is_alive()) or rows):
-            return
-        lines = plural(len(rows), "line") + " of metrics"
-        steps = f", {numbered('step', (row.step for row in rows))}" if rows else ""
-        if last:
-            what = f"; {lines} may be missing{steps}" if rows else ", though all lines are there"
+            self._thread.join(max(0.0, self._until - time.monotonic()))
+        rows = list(self._rows)
+        if rows or (self._thread and self._thread.is_alive()):
+            lines = f"{plural(len(rows), 'line')} of metrics may be missing"
+            what = f"; {lines}, {numbered('step', (row.step for row in rows))}" if rows else ""
             self._say(f"{self._sink.title}: not all is written after {self._timeout:g} s{what}")
-        elif rows:  # said now: the process may be killed before the last word
-            self._say(f"{self._sink.title}: {lines} wait{steps}; the end waits for them up to {self._timeout:g} s")
 
     def _run(self) -> None:
         delay = self._first_delay
@@ -146,22 +123,19 @@ class Writer:
     def _pause(self, delay: float) -> None:
         """Wait before the next attempt; shorter, if the run ends meanwhile."""
         until = time.monotonic() + delay
-        while (left := (min(until, self._until) if self._ended else until) - time.monotonic()) > 0:
-            if self._ended:
-                time.sleep(min(left, self._first_delay))
-                return
+        while not self._ended and (left := until - time.monotonic()) > 0:
             self._wake.wait(left)
             self._wake.clear()
+        if self._ended:
+            time.sleep(min(self._first_delay, max(0.0, self._until - time.monotonic())))
 
 
 def close(writers: Collection[Writer], ended: str, timeout: float) -> None:
     """Write what waits, and end the run in all sinks at once, within ``timeout`` seconds together."""
-    for each in writers:
-        each.end(ended, timeout)
-    for each in writers:
-        each.wait(_PATIENCE)
-    for each in writers:
-        each.wait()
+    for writer in writers:
+        writer.end(ended, timeout)
+    for writer in writers:
+        writer.wait()
 
 
 def _first_line(error: Exception) -> str:

@@ -95,14 +95,15 @@ def assert_curves(folder: Path, lines: list[dict[Point, float]], mlflow: str = "
     """Assert that each sink has one run with the values that were printed.
 
     TensorBoard has those of the last attempt that did a step, the others those of any attempt, whose line may be lost
-    with its launcher: only what does not depend on the attempt is compared then. W&B may lack so many steps from before
-    a pod was ``lost``: its process writes them a second later.
+    with its launcher: only what does not depend on the attempt is compared then. All may lack so many steps from before
+    a pod was ``lost``: they are written a moment later.
     """
     expected = last(lines)
     (curve,) = tensorboard_points(folder / "tb").values()
-    assert curve == pytest.approx(expected, rel=1e-6)
+    assert len({step for _, step in expected.keys() - curve.keys()}) <= lost
+    assert curve == pytest.approx({point: expected[point] for point in curve}, rel=1e-6)
     (curve,) = mlflow_points(mlflow or (folder / "mlruns").as_uri()).values()
-    assert curve.keys() == expected.keys()
+    assert len({step for _, step in expected.keys() - curve.keys()}) <= lost
     assert [p for p in curve if p[0] in ("loss", "part/a") and curve[p] != expected[p]] == []
     assert [p for p in curve if p[0] in ("attempt", "val") and curve[p] > expected[p]] == []
     (curve,) = wandb_points(folder / "wb").values()

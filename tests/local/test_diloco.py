@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flk_diloco import Membership
-from flk_diloco.exchange import HubExchange
 from flk_diloco.server import Hub
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.errors import RendezvousError
-from tests.support.certificates import make_certificate
 from tests.support.commands import Flk
 from tests.support.pods import Pods
 from tests.support.ports import held_ports
@@ -55,10 +50,9 @@ with flk.init(log_every=0) as run:
 class Workers:
     """Runs TRAIN as several workers that meet at a hub in this process."""
 
-    def __init__(self, ranks: Ranks, tls: ssl.SSLContext | None = None, **variables: str) -> None:
-        """``variables`` are further ones of the environment of all ranks."""
-        self._ranks, self._variables = ranks, variables
-        self.hub = Hub("127.0.0.1", 0, "", tls=tls, log=print)
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.hub = Hub("127.0.0.1", 0, "", log=print)
         self.hub.start()
         self.output = ""  # of all ranks of the latest run
 
@@ -81,7 +75,6 @@ class Workers:
                 user_env.WORKERS: str(workers),
                 pod_env.SERVICE_ADDRESS: f"127.0.0.1:{self.hub.port}",
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
-                **self._variables,
             }
             ended = self._ranks(TRAIN, workers * size, environment, of_rank)
         self.output = "".join(each.output for each in ended)
@@ -135,42 +128,6 @@ def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(ran
     (ended,) = ranks(script, 1, {**settings, **options}, failing=True)
     expected = "SetupError: '3.weight' is not trained any more, and the workers of strategy diloco"
     assert expected in ended.output, ended.output
-
-
-def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """A new certificate that signs itself, and the TLS of a hub that has it."""
-    folder.mkdir()
-    certificate = make_certificate(folder, "hub")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return certificate.path, context
-
-
-def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
-    certificate, tls = authority(tmp_path / "hub")
-    workers = Workers(ranks, tls, **{pod_env.SERVICE_CA: str(certificate)})
-    try:
-        found = workers(2, 1, "every=5,dtype=fp16", steps=10)
-        assert len({str(each["digest"]) for each in found}) == 1
-        assert workers.hub.wire_bytes > 0
-    finally:
-        workers.hub.close()
-
-
-def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path) -> None:
-    _, tls = authority(tmp_path / "hub")
-    other, _ = authority(tmp_path / "other")
-    hub = Hub("127.0.0.1", 0, "secret", tls=tls, log=print)
-    hub.start()
-    member = Membership(0, 2, f"127.0.0.1:{hub.port}", "secret", ca=str(other))
-    exchange = HubExchange(member, {}, 0, "", patience=1.5, log=print, lease=2)
-    try:
-        with pytest.raises(RendezvousError, match="certificate verify failed"):
-            exchange.get(3)
-        assert hub.wire_bytes == 0
-    finally:
-        exchange.close()
-        hub.close()
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")

@@ -45,7 +45,7 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
 
 @pytest.mark.parametrize(
     "programs",
-    ["0 4", *(pytest.param(each, marks=pytest.mark.soak) for each in ("1 2 3", "5 6", "7 9", "8 10"))],
+    ["0 4", *(pytest.param(each, marks=pytest.mark.soak) for each in ("1 2 3", "5 6", "7 8"))],
 )
 def test_trainings_of_one_process_go_on_each_from_its_own_place(
     forked_pods: Callable[..., Pods], root: Path, programs: str

@@ -82,7 +82,7 @@ def test_every_element_once_over_ranks_and_workers(ranks: Callable[..., list[Any
                 if rank == 0
                 else []
             ),
-            "few: epoch 0 of the data has 2 samples for 3 ranks",
+            "few: epoch 0 of the data has too few samples, 2, for 3 ranks",
             *(
                 [
                     "flk: none: epoch 0 ends after 0 steps, because a rank has no more data; "
@@ -91,7 +91,7 @@ def test_every_element_once_over_ranks_and_workers(ranks: Callable[..., list[Any
                 if rank == 0
                 else []
             ),
-            "none: epoch 0 of the data has 3 samples for 3 ranks",
+            "none: epoch 0 of the data has too few samples, 3, for 3 ranks",
         ]
 
 

@@ -109,12 +109,6 @@ SERVICE_SECRET: Final = Variable(
     "FLK_SERVICE_SECRET", "the program and its clients authenticate each other with it; unset: with FLK_SERVICE_KEY", ""
 )
 SERVICE_KEY: Final = Variable("FLK_SERVICE_KEY", "a secret of the job for this; set by the launcher", "")
-SERVICE_CA: Final = Variable(
-    "FLK_SERVICE_CA", "file with the certificates that the program's is checked against; empty: no TLS", ""
-)
-SERVICE_CERTIFICATE: Final = Variable(
-    "FLK_SERVICE_CERTIFICATE", "folder with tls.crt and tls.key of the program; empty: no TLS", ""
-)
 PROGRESS: Final = Variable("FLK_PROGRESS", "file of the progress page that a rank shares with its launcher", "")
 OBSERVER: Final = Variable(
     "FLK_OBSERVER",

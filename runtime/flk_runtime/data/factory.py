@@ -21,7 +21,7 @@ def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
     """
     if isinstance(dataset, DataLoader):
         raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")
-    if not _is_iterable_only(dataset):
+    if not is_stream(dataset):
         if not context.options.split:
             raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
         return Loader(dataset, context)
@@ -33,20 +33,12 @@ def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
     return IterableLoader(dataset, context)
 
 
-def length_of(dataset: Any) -> int | None:
-    """The length of a dataset; None if it has none that is known, as a chain of iterables."""
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
-
-
 def share_of_worker(dataset: Any, worker: int, workers: int) -> Any:
     """Every ``workers``-th sample of ``dataset``, from the one with index ``worker`` on.
 
     For workers that train without a common process group, each with a loader of its own.
     """
-    if not _is_iterable_only(dataset):
+    if not is_stream(dataset):
         return Subset(dataset, range(worker, len(dataset), workers))
     return _EveryNth(dataset, worker, workers)
 
@@ -64,7 +56,7 @@ class _EveryNth(IterableDataset[Any]):
         raise AttributeError(name)
 
 
-def _is_iterable_only(dataset: Any) -> bool:
+def is_stream(dataset: Any) -> bool:
     """Whether ``dataset`` has no length and index. Raises SetupError for a dictionary of datasets."""
     if isinstance(dataset, Mapping):
         entries = ", ".join(map(repr, list(dataset)[:3]))

@@ -2,7 +2,7 @@
 
 The stream has one order, in which element i goes to rank i mod world size; so a position in it is the number of
 elements that all ranks together have consumed, and means the same at another number of ranks. Every rank reads the
-whole stream and keeps its own elements, unless it has shards: see `parts`. The ranks compare what they read.
+whole stream and keeps its own elements, unless it has shards: see `reader`. The ranks compare the first elements.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
+from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
-from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
-from flk_runtime.data.reader import ShareReader
+from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device, process_group
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -31,14 +30,13 @@ _SPLIT_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
-    Iterating is collective: the ranks agree that all have a batch, and whether all have read the same, with one
-    all-reduce of 32 bytes. It runs during the step before, so a batch is read one step ahead. Of data that has shards,
-    the workers of all ranks read shards of their own, until a rank has no full share of a step left; the ranks read the
-    rest together. Where a rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in
-    an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
-    With ``split=False`` the data is split over ranks and workers already. Else one process reads where there are two
-    workers or more, and these collate, each a step in turn. Raises SetupError for a dataset that would be split twice,
-    and on all ranks for an epoch with too few samples.
+    Iterating is collective: the ranks agree that all have a batch, with one all-reduce of 16 bytes. It runs during the
+    step before, so a batch is read one step ahead. Of data whose shards can be divided evenly, the workers of all ranks
+    read shards of their own, until a rank has no full share of a step left; the ranks read the rest together. Where a
+    rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank
+    repeats its latest batch, which counts 0, until no rank has another.
+    With ``split=False`` the data is split over ranks and workers already. Else one worker reads what is not divided.
+    Raises SetupError for a dataset that would be split twice, and on all ranks for an epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
@@ -52,37 +50,27 @@ class IterableLoader(EpochLoader):
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._workers = options.get("num_workers", 0)
-        shards = count_shards(dataset) if split else 1
         self._reader = ShareReader(
-            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
+            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers
         )
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
-        self._persistent = bool(options.get("persistent_workers"))
-        if self._persistent:
-            self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
-        common: dict[str, Any] = {"generator": self._generator, **options}
-        batches: dict[str, Any] = {"pin_memory": context.device.type == "cuda", **common, "collate_fn": collate}
+        options.pop("persistent_workers", None)  # new ones begin at the position
+        pin = context.device.type == "cuda"
+        batches = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:
             if not split:
-                data = _SplitDataset(dataset, self._reader.position)
+                data = _SplitDataset(dataset, self._at.epoch)
                 return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
-            if self._workers < 2:
-                return DataLoader(self._reader, batch_size=None, **batches)
-            if self._reader.is_divided:
-                return _Workers(self._reader, self._workers, batches)
-            reads = {**common, "num_workers": 1, "pin_memory": False}
-            shares = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **reads)
-            return DataLoader(_Given(), batch_size=None, sampler=shares, **batches)
+            if self._workers > 1 and self._reader.is_divided:
+                return _from_workers(self._reader, self._workers, batches)
+            return DataLoader(self._reader, batch_size=None, **{**batches, "num_workers": min(self._workers, 1)})
 
         self._make_source = make_source
-        self._sources: dict[bool, tuple[Iterable[Any], Any]] = {}  # for shards and for all else, with their starts
-        self._compared = 0  # steps in which all ranks had read the same; -1: they need not
-        # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
+        self._is_compared = not split or context.world_size == 1
         self._is_iterator = isinstance(dataset, Iterator)
-        self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
-        # Epoch and samples consumed there, and the rest.
+        # Of an iterator, which cannot begin again: epoch and samples consumed where it was left, and the rest.
         self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
@@ -100,14 +88,13 @@ class IterableLoader(EpochLoader):
             if is_over:
                 break
             self._draw(iteration)
-            epoch, consumed = self._at.epoch, self.consumed + total
             self._taken += 1
-            self._reader.advance(epoch, consumed, state)
-            if self._keeps_place:
-                self._left = (epoch, consumed), source
-            (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
-            share = self._share(total, samples, sum(missing))
-            yield self._give(list(batches), counts, share, total, (self._taken, self._reader.start))
+            self._reader.advance(state)
+            if self._is_iterator and not self._workers:
+                self._left = (self._at.epoch, self.consumed + total), source
+            batches, counts = batch
+            share = self._share(total, samples)
+            yield self._give(batches, counts, share, total, (self._taken, self._reader.start))
         self._left = None
 
     def _first(self, at: Position) -> Position:
@@ -117,41 +104,35 @@ class IterableLoader(EpochLoader):
         super()._go(at)
         self._taken, self._reader.start = at.data or (0, self._reader.unread)
 
-    def _share(self, total: int, own: int, missing: int) -> StepShare:
+    def _share(self, total: int, own: int) -> StepShare:
         options = self._context.options
         # Data that is split already may leave ranks with different numbers of micro-batches at its end.
         pieces = self._context.count_pieces(total) if self._split else options.accumulate or 1
-        return StepShare(total, own, pieces, missing)
+        return StepShare(total, own, pieces)
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
         if self._left and self._left[0] == (self._at.epoch, self.consumed):
             return self._left[1]
-        was_left, self._left = self._left is not None, None
-        return self._steps(was_left)
+        return self._steps()
 
-    def _steps(self, was_left: bool) -> Iterator[tuple[Any, int, int]]:
+    def _steps(self) -> Iterator[tuple[Any, int, int]]:
         if self._reader.is_divided:
-            for step in self._agreed(self._read(was_left), by_all=True):
+            for step in self._agreed(self._read(), by_all=True):
                 if step[1] < self._world_size:
                     break
                 yield step
             self._reader.join()
-        source = self._read(was_left)
+        source = self._read()
         if not self._split:
             for _ in islice(source, self._taken):  # skips what has been consumed
                 pass
         yield from self._agreed(source, by_all=not self._context.evaluates)
 
-    def _read(self, was_left: bool) -> Iterator[Any]:
+    def _read(self) -> Iterator[Any]:
         """This rank's shares from the position on."""
-        key, start = self._reader.is_divided, self._reader.start
-        source, began = self._sources.get(key, (None, None))
-        # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
-        if source is None or start != began or (was_left and self._reader.has_state):
-            self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self._seed, self._at.epoch, self._at.consumed)
-        return self._timed(source)
+        self._reader.seed, self._reader.epoch = self._seed, self._at.epoch
+        return self._timed(self._make_source())
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
         """Yield this rank's next share (None: it has none), the number of ranks that have one, and of their samples.
@@ -160,6 +141,9 @@ class IterableLoader(EpochLoader):
         rank does not have.
         """
         found = next(source, None)
+        if not self._is_compared and not self._reader.is_divided:
+            self._is_compared = True
+            self._compare(found[1] if found else -1)
         answer = self._ask(found)
         while True:
             this, (ranks, samples) = found, answer()
@@ -169,31 +153,25 @@ class IterableLoader(EpochLoader):
             yield this, ranks, samples
 
     def _too_few(self, samples: int) -> str:
-        has = f"{self.name}: epoch {self.epoch} of the data has"
-        if self._drop_last and self._split:
-            return f"{has} fewer samples than a step of all ranks takes ({self._step_size}), and drop_last drops them"
         again = self.epoch or (self._is_iterator and not samples)
         hint = ": an iterator can be iterated over only once; pass an iterable" if again else ""
-        return f"{has} {samples} samples for {self._world_size} ranks{hint}"
+        least = f"a step of {self._step_size}" if self._drop_last and self._split else f"{self._world_size} ranks"
+        return f"{self.name}: epoch {self.epoch} of the data has too few samples, {samples}, for {least}{hint}"
 
     def gather(self) -> None:
         saved = self._saved
-        if not saved.data:
-            return
-        before = self._taken, self._reader.start
-        self._taken, self._reader.start = saved.data
-        self._reader.gather()
-        gathered = saved._replace(data=(self._taken, self._reader.start))
-        if self._context.events.counts_steps:
-            self._trained = gathered
-        else:
-            self._at = gathered
-        self._taken, self._reader.start = before
+        if saved.data:
+            taken, start = saved.data
+            gathered = saved._replace(data=(taken, self._reader.gathered(start)))
+            if self._context.events.counts_steps:
+                self._trained = gathered
+            else:
+                self._at = gathered
 
     def _state(self, at: Position) -> dict[str, Any]:
         taken, start = at.data or (0, self._reader.unread)
         if not self._split:
-            return {"steps": taken, "split": list(self._split_by.values())}
+            return {"steps": taken, "split": self._split_by}
         return self._reader.state_dict(start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,21 +183,16 @@ class IterableLoader(EpochLoader):
         if ("split" in state) == self._split:
             now, then = (True, False) if self._split else (False, True)
             raise MismatchError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
-        if not self._split:
-            then_by, here_by = state["split"], list(self._split_by.values())[: len(state["split"])]
-            if then_by != here_by:
-                then_text, here_text = (
-                    ", ".join(f"{name} {value}" for name, value in zip(self._split_by, values, strict=False))
-                    for values in (then_by, here_by)
-                )
-                raise MismatchError(
-                    f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_text}, "
-                    f"not with {here_text}"
-                )
-            taken, start = state["steps"], self._reader.unread
+        if self._split:
+            self._restore(state, (0, self._reader.start_of(state)))
+        elif state["split"] != self._split_by:
+            then, now = (", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by))
+            raise MismatchError(
+                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then}, not with "
+                f"{now}"
+            )
         else:
-            taken, start = 0, self._reader.start_of(state, state["epoch"])
-        self._restore(state, (taken, start))
+            self._restore(state, (state["steps"], self._reader.unread))
         self._go(self._at)
 
     @property
@@ -233,42 +206,34 @@ class IterableLoader(EpochLoader):
         }
 
     def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
-        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples.
-
-        Raises SetupError if they have read different elements so far.
-        """
+        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""
         own = (int(found is not None), found[0] if found else 0)
         if self._world_size == 1:
             return lambda: own
-        mark = found[1] if found and self._compared >= 0 else 0
-        total = torch.tensor([*own, mark, mark**2], device=comm_device(torch.device("cpu")))
+        total = torch.tensor(own, device=comm_device(torch.device("cpu")))
         work = dist.all_reduce(total, async_op=True)
 
         def answer() -> tuple[int, int]:
             work.wait()
-            ranks, samples, marks, squares = total.tolist()
-            if ranks == self._world_size and self._compared >= 0:
-                if ranks * squares != marks**2:  # equal only if all marks are
-                    self._tell_apart(mark)
-                else:
-                    self._compared += 1
+            ranks, samples = total.tolist()
             return ranks, samples
 
         return answer
 
-    def _tell_apart(self, mark: int) -> None:
-        """Raise SetupError, since the ranks have read different elements, unless each reads others each time.
+    def _compare(self, mark: int) -> None:
+        """Raise SetupError if the ranks have read different elements, unless each reads others each time. Collective.
 
-        Then the elements may differ by random numbers of the dataset's own, as for augmentation. Collective.
+        Then the elements may differ by random numbers of the dataset's own, as for augmentation.
         """
-        again = mark if self._compared or self._is_iterator else self._read_again()
+        if len(set(process_group.all_gather(mark))) == 1:
+            return
+        again = mark if self._is_iterator else self._reader.mark_again()
         if process_group.all_true(again == mark)():
             raise SetupError(
                 f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
                 "what the loader gives to others: pass split=False if the dataset splits itself over ranks; else give "
                 "all ranks the same elements in the same order"
             )
-        self._compared = -1
         if self._rank == 0:
             print(
                 f"flk: {self.name}: ranks read different elements, by random numbers of the dataset's own: an order "
@@ -276,13 +241,6 @@ class IterableLoader(EpochLoader):
                 file=sys.stderr,
                 flush=True,
             )
-
-    def _read_again(self) -> int:
-        """The mark of the first share, read once more; -1 if that fails."""
-        try:
-            return next(iter(self._reader.of_copy()))[1]
-        except Exception:  # of any kind: a dataset may be read once at a time
-            return -1
 
     def _say_left_over(self, ranks: int, samples: int) -> None:
         if ranks and self._rank == 0:
@@ -295,60 +253,40 @@ class IterableLoader(EpochLoader):
 
 
 class _SplitDataset(IterableDataset[Any]):
-    """Wraps an iterable that is split already, for DataLoader. ``position``: seed, epoch, and the samples consumed."""
+    """Wraps an iterable that is split already, for DataLoader."""
 
-    def __init__(self, dataset: Any, position: torch.Tensor) -> None:
-        self._dataset, self._position = dataset, position
+    def __init__(self, dataset: Any, epoch: int) -> None:
+        self._dataset, self._epoch = dataset, epoch
 
     def __iter__(self) -> Iterator[Any]:
-        set_epoch(self._dataset, int(self._position[1]))
+        set_epoch(self._dataset, self._epoch)
         return iter(self._dataset)
 
 
-class _Workers:
-    """Shares of a reader whose workers read parts of their own, each worker in turn.
+def _from_workers(reader: ShareReader, workers: int, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Shares of a reader whose workers read parts of their own, each worker in turn. ``options``: of DataLoader.
 
     Each has a DataLoader of its own, as the only worker: a dataset that splits itself over the workers of a DataLoader
     would leave out the elements of the others.
     """
-
-    def __init__(self, reader: ShareReader, workers: int, options: Mapping[str, Any]) -> None:
-        """``options``: of DataLoader, for all workers together."""
-        begin = options.get("worker_init_fn")
-        self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
-        self._loaders = [
-            DataLoader(
-                reader,
-                batch_size=None,
-                **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
-            )
-            for number, reader in enumerate(self._readers)
-        ]
-
-    def __iter__(self) -> Iterator[Any]:
-        for reader in self._readers:
-            reader.start = self._reader.start
-        running = [iter(loader) for loader in self._loaders]
-        while running:
-            for worker in list(running):
-                try:
-                    share = next(worker)
-                except StopIteration:
-                    running.remove(worker)
-                else:
-                    yield share
+    begin = options.get("worker_init_fn")
+    running = []
+    for number in range(workers):
+        named = {"num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)}
+        running.append(iter(DataLoader(reader.of_worker(number), batch_size=None, **{**options, **named})))
+    while running:
+        for worker in list(running):
+            try:
+                share = next(worker)
+            except StopIteration:
+                running.remove(worker)
+            else:
+                yield share
 
 
 def _begin_worker(begin: Callable[[int], None], number: int, _: int) -> None:
     """Call the script's ``worker_init_fn`` with the number of a worker among all."""
     begin(number)
-
-
-class _Given(Dataset[Any]):
-    """The dataset of workers that are given the samples of a share in the place of an index."""
-
-    def __getitem__(self, share: Any) -> Any:
-        return share
 
 
 class _Collate:
@@ -358,17 +296,13 @@ class _Collate:
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], size: int | None, *, counted: bool) -> None:
-        self._collate, self._size, self._counted = Collate(collate), size, counted
+        self._collate, self._size, self._counted = collate, size, counted
 
-    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[tuple[int, Any]], list[int]]]:
+    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[Any], list[int]]]:
         samples, mark, state, content = found if self._counted else (len(found), 0, None, found)
         pieces = pieces_of(len(content), count_pieces(len(content), 1, self._size) if self._size else 1)
         batches = [self._collate(content[piece.start : piece.stop]) for piece in pieces]
         return samples, mark, state, (batches, [len(piece) for piece in pieces])
-
-
-def _as_it_is(share: Any) -> Any:
-    return share
 
 
 def _check_not_split(dataset: Any, name: str) -> None:

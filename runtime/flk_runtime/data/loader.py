@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -386,16 +386,6 @@ class EpochLoader:
         self._at = Position(self._at.epoch + 1)
         if iteration is self._trainer or len(self._open) == 1:
             self._trained, self._givers, self._is_resumed = self._at, [], False
-
-
-class Collate:
-    """Collates samples, and gives the number of those that are None beside the batch."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        return sum(sample is None for sample in samples), self._collate(samples)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

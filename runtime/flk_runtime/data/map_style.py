@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.contract import user_env
 from flk_runtime.data import order, samplers
-from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
+from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
@@ -74,9 +74,8 @@ class Loader(EpochLoader):
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
         self._drawn = _drawn_orders(of_torch, context, len(dataset))
-        self._shuffle = options.shuffle is not False and not self._drawn
-        # A checkpoint brings its own.
-        self._order = order.SAMPLED if self._drawn else order.SHUFFLED if self._shuffle else order.OWN
+        shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
+        self._order = order.SAMPLED if self._drawn else shuffled
         self._dataset = dataset
         self._samples = len(dataset)  # of the current epoch
         if not self._drawn:
@@ -85,7 +84,7 @@ class Loader(EpochLoader):
             dataset,
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
-            collate_fn=Collate(of_torch.pop("collate_fn", None) or default_collate),
+            collate_fn=of_torch.pop("collate_fn", None) or default_collate,
             **{"pin_memory": context.device.type == "cuda", **of_torch},
         )
 
@@ -108,12 +107,12 @@ class Loader(EpochLoader):
         self._seed_workers()
         for step, parts in self._plan(epoch_order.length):
             self._draw(iteration)  # before the batch: reading it may draw random numbers
-            missing, given = zip(*(next(collated) for _ in parts), strict=True)
+            given = [next(collated) for _ in parts]
             counts = [epoch_order.count(part) for part in parts]
             own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
-            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)), sum(missing))
+            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)))
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            yield self._give(list(given), counts, share, len(step), (self._samples, digest))
+            yield self._give(given, counts, share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
 
@@ -127,35 +126,26 @@ class Loader(EpochLoader):
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
-        state = {"samples": samples, "shuffle": self._shuffle, "order": self._order}
+        state = {"samples": samples, "order": self._order}
         return {**state, "digest": digest} if self._drawn else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
 
-        Raises CheckpointError for a dataset of another kind or order, and for an order that is not known. The length
-        is compared where the rest of an epoch begins: a script may set it before each epoch.
+        Raises CheckpointError for a dataset of another kind or order. The length is compared where the rest of an
+        epoch begins: a script may set it before each epoch.
         """
         if "samples" not in state:
             raise MismatchError(
                 f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
                 "data, or give the loader another name="
             )
-        if (state["order"] == order.SAMPLED) != bool(self._drawn):
-            now, then = ("a sampler", "none") if self._drawn else ("no sampler", "one")
-            raise MismatchError(f"{self.name}: the loader has {now} here, and had {then} in the checkpoint")
-        if state["shuffle"] != self._shuffle:
+        if state["order"] != self._order:
             raise MismatchError(
-                f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
-            )
-        kind = state["order"]
-        if kind not in order.KINDS:
-            raise MismatchError(
-                f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
-                "know: resume with the release that wrote it"
+                f"{self.name}: the data has the order {self._order!r} here, and had {state['order']!r} in the "
+                "checkpoint: resume with the same shuffle= and sampler="
             )
         self._restore(state, None if state["samples"] is None else (state["samples"], state.get("digest")))
-        self._order = kind
 
     def indices(self) -> Iterator[list[Any]]:
         """Yield the indices of each of this rank's micro-batches, of all steps that are left of the epoch."""

@@ -28,7 +28,6 @@ class StepShare:
     samples: int  # of the step, over all ranks
     own: int  # samples that this rank was given; 0 if it was given a sample that another rank has too
     pieces: int  # micro-batches in which every rank computes its samples
-    missing: int = 0  # samples of this rank that are None, which collate_fn may leave out
 
     def weight(self, world_size: int, fraction: float = 1.0) -> float:
         """The factor of the mean loss of ``fraction`` of this rank's samples.
@@ -64,37 +63,19 @@ class MicroBatches:
 
     __len__ = __getitem__ = __array__ = _refuse
 
-    @classmethod
-    def __torch_function__(cls, *_: object) -> NoReturn:
-        raise SetupError(_CURE)
-
 
 def parts_of(batch: Any) -> tuple[StepShare, Iterator[tuple[Any, float]]]:
     """The share of the step that ``batch`` is, and its micro-batches with their fractions of the rank's samples.
 
-    ``batch`` is what a loader with ``accumulate=`` gave, or a tuple or list of what several gave, whose micro-batches
-    come together. Raises SetupError for anything else, and for several with different numbers of samples.
+    Raises SetupError for anything else than what a loader with ``accumulate=`` gave.
     """
-    several = batch if isinstance(batch, (tuple, list)) else [batch]
-    if not several or not all(isinstance(part, MicroBatches) for part in several):
-        kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in several))
+    if not isinstance(batch, MicroBatches):
         raise SetupError(
-            f"micro_batches takes what a loader with accumulate= gives, and was given a {type(batch).__name__}"
-            f"{f' ({kinds})' if several is batch else ''}: pass accumulate=1 or more to run.loader, and its batch "
-            "as it is; what changes a batch belongs into the loop over micro-batches"
+            f"micro_batches takes what a loader with accumulate= gives, and was given a {type(batch).__name__}: pass "
+            "accumulate=1 or more to run.loader, and its batch as it is; what changes a batch belongs into the loop "
+            "over micro-batches"
         )
-    first = several[0]
-    if any((part.share, part.fractions) != (first.share, first.fractions) for part in several):
-        raise SetupError(
-            f"micro_batches was given batches of different sizes (steps of "
-            f"{', '.join(str(part.share.samples) for part in several)} samples): take a loop over micro_batches for "
-            "each of them"
-        )
-    if several is batch:
-        parts = [type(batch)(together) for together in zip(*(part.parts for part in several), strict=True)]
-    else:
-        parts = first.parts
-    return first.share, zip(parts, first.fractions, strict=True)
+    return batch.share, zip(batch.parts, batch.fractions, strict=True)
 
 
 def count_pieces(samples: int, world_size: int, batch_size: int) -> int:

@@ -22,7 +22,6 @@ SHUFFLED = "feistel"
 """The order of a loader that shuffles."""
 SAMPLED = "sampler"
 """The order that a sampler of the script gives."""
-KINDS = (OWN, SHUFFLED, SAMPLED)
 
 _BLOCK = 4096  # samples whose indices are computed by one call
 _ROUNDS = 6
@@ -43,7 +42,7 @@ class Order(Protocol):
 
 
 class EpochOrder:
-    """The order of an epoch's ``samples`` over all ranks. ``kind`` is one of KINDS."""
+    """The order of an epoch's ``samples`` over all ranks. ``kind`` is OWN or SHUFFLED."""
 
     def __init__(self, kind: str, samples: int, seed: int, epoch: int) -> None:
         self._kind, self._samples, self.length = kind, samples, samples

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, overload
+from typing import Any
 
 import torch.distributed as dist
 
 from flk_runtime.errors import SetupError
-
-
-class Indexed(Protocol):
-    """Anything with a length and an index: a list, an array, a tensor, a map-style dataset."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def shard_range(length: int, rank: int, world_size: int) -> range:
@@ -31,18 +23,12 @@ def shard_range(length: int, rank: int, world_size: int) -> range:
 class DataShard(Sequence[Any]):
     """A view of one rank's shard of ``data``, made by `shard`. Elements are read when they are indexed."""
 
-    def __init__(self, data: Indexed, indices: range) -> None:
+    def __init__(self, data: Any, indices: range) -> None:
         self._data = data
         self.indices = indices
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> DataShard: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
@@ -53,13 +39,8 @@ class DataShard(Sequence[Any]):
             raise IndexError(f"index {index} is out of range for a shard of {len(self)} elements") from None
         return self._data[position]
 
-    def __repr__(self) -> str:
-        if not self:
-            return f"<DataShard: no elements of {len(self._data)}>"
-        return f"<DataShard: elements {self.indices.start} to {self.indices.stop - 1} of {len(self._data)}>"
 
-
-def shard(data: Indexed, rank: int | None = None, world_size: int | None = None) -> DataShard:
+def shard(data: Any, rank: int | None = None, world_size: int | None = None) -> DataShard:
     """This rank's contiguous shard of ``data``; each element is in the shard of one rank.
 
     Sizes differ by at most one. With fewer elements than ranks, the last ranks' shards are empty, so a loop that

@@ -1,31 +1,103 @@
-"""Reads one rank's samples of each step out of an iterable dataset, in this process or in a DataLoader worker."""
+"""Reads one rank's samples of each step out of an iterable dataset, in this process or in a DataLoader worker.
+
+A stream is one part, which every rank reads and of which it keeps its own elements. Where its shards can be divided
+evenly by the *lanes*, which are the workers of all ranks, or the ranks, each lane has a part of its own. Lanes give
+full shares of a step only; once a rank has none left, and after a resume with another number of lanes, all ranks read
+together what is left of all parts.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-import torch
 from torch.utils.data import IterableDataset
 
-from flk_runtime.data import parts
-from flk_runtime.data.fingerprint import StreamFingerprint
+from flk_runtime.data.fingerprint import text_of
 from flk_runtime.data.partition import shard_range
-from flk_runtime.data.parts import PartsReader, PartState, set_epoch
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system import rng
 
-# How far parts of a stream with shards have been read, whether all ranks read the rest of all of them together, and the
-# dataset's own state, with epoch and position.
-ReadState = tuple[list[PartState], bool, Any]
-# One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
+_FIRST: Final = 64  # elements of a stream that ranks compare
+
+# Elements of a part that steps have taken, whether that is all of it, and the dataset's own state there.
+PartState = tuple[int, bool, Any]
+# One rank's share of a step: samples that count for the position, how far parts have been read, the samples.
 ReadShare = tuple[int, Any, list[Any]]
-# The same, with a fingerprint of all that has been read in the second place. 0: this rank reads shards of its own.
+# The same, with a fingerprint of the first elements in the second place. 0: this rank reads a part of its own.
 MarkedShare = tuple[int, int, Any, list[Any]]
+# Yields the elements of a part from a state on; the function gives the dataset's own state after the latest one.
+OpenPart = Callable[[int, PartState], tuple[Iterator[Any], Callable[[], Any]]]
+
+
+class ReadState(NamedTuple):
+    """How far a stream has been read."""
+
+    parts: tuple[PartState, ...]
+    is_joined: bool = False  # all ranks read what is left of all parts together
+
+
+def count_shards(dataset: Any) -> int:
+    """The number of shards that ``dataset`` can be divided into: 1 if it has no ``num_shards`` and no ``shard``."""
+    if any(name.startswith(("Take", "Skip")) and step.n is not None for name, step in _steps(dataset)):
+        return 1  # its shards would take or skip their shares of the number, which are other elements
+    count: object = getattr(dataset, "num_shards", None)
+    return count if isinstance(count, int) and count > 0 and callable(getattr(dataset, "shard", None)) else 1
+
+
+def sources_of(dataset: Any) -> list[Any]:
+    """What has to be the same on all ranks if a stream is divided by its shards, such as names of files."""
+    kwargs = [step.kwargs for _, step in _steps(dataset) if isinstance(getattr(step, "kwargs", None), dict)]
+    return kwargs if is_hugging_face(dataset) else [dataset]
+
+
+def is_hugging_face(dataset: Any) -> bool:
+    """Whether ``dataset`` is an IterableDataset of Hugging Face's library datasets."""
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(dataset, datasets.IterableDataset)
+
+
+def _steps(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """The steps of the pipeline of a dataset of Hugging Face, with the names of their classes."""
+    waiting = [dataset._ex_iterable] if is_hugging_face(dataset) else []
+    while waiting:
+        step = waiting.pop()
+        yield type(step).__name__, step
+        waiting += [
+            inner for inner in [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if inner
+        ]
+
+
+def has_state(dataset: Any) -> bool:
+    """Whether ``dataset`` can go to a position by itself; not if it shuffles in a buffer, whose elements it loses."""
+    shuffles = any("Shuffled" in name and hasattr(step, "buffer_size") for name, step in _steps(dataset))
+    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not shuffles
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Tell a dataset the epoch, if it wants to know."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+
+
+def part_of(dataset: Any, part: int, parts: int, epoch: int) -> Any:
+    """One of the ``parts`` of ``dataset``."""
+    if parts == 1:
+        found = dataset
+    elif is_hugging_face(dataset):
+        from datasets.distributed import split_dataset_by_node
+
+        found = split_dataset_by_node(dataset, rank=part, world_size=parts)  # in the epoch's order of shards
+    else:
+        found = dataset.shard(num_shards=parts, index=part)
+    set_epoch(found, epoch)  # a part may not have the epoch of the whole
+    return found
 
 
 def step_shares(
@@ -64,173 +136,155 @@ def step_shares(
         yield len(own), None, own or [latest]
 
 
+class PartsReader:
+    """The elements of parts from their states on, one part after the other."""
+
+    def __init__(self, parts: Iterable[int], states: Sequence[PartState], open_part: OpenPart) -> None:
+        self._parts, self._states, self._open = parts, states, open_part
+        self._ended: dict[int, PartState] = {}  # parts that have ended since `changes`
+        self.mark = 0
+        """A number of 24 bits, of the first elements."""
+
+    def __iter__(self) -> Iterator[Any]:
+        total = 0
+        for part in self._parts:
+            self._part, (self._count, done, _) = part, self._states[part]
+            if done:
+                continue
+            elements, self._own_state = self._open(part, self._states[part])
+            for element in elements:
+                self._count += 1
+                if total < _FIRST:
+                    self.mark = zlib.crc32(text_of(element).encode(errors="replace"), self.mark) & 0xFFFFFF
+                total += 1
+                yield element
+            self._ended[part] = (self._count, True, None)
+
+    def changes(self) -> dict[int, PartState]:
+        """The states of the parts that have been read since the last call, after the latest element."""
+        ended, self._ended = self._ended, {}
+        return {**ended, self._part: (self._count, False, self._own_state())}
+
+    def full_shares(self, size: int) -> Iterator[ReadShare]:
+        """Yield ``size`` elements at a time. Fewer are left unread."""
+        elements = iter(self)
+        while len(samples := list(itertools.islice(elements, size))) == size:
+            yield size, copy.deepcopy(self.changes()), samples
+
+
 class ShareReader(IterableDataset[MarkedShare]):
     """The dataset that DataLoader iterates over: this rank's share of each step, from a position on.
-
-    Of a stream with shards each worker reads its own parts, and gives full shares. Once `join` is called, this rank
-    reads the rest of all parts and takes its share of it, as of a stream without shards.
 
     While it reads, the global random generators have states of the stream's own, seeded by epoch and part. So a stream
     that shuffles by them has the same order on all ranks, and again after a restart, which skips what has been read.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        rank: int,
-        world_size: int,
-        step_size: int,
-        drop_last: bool,
-        workers: int = 0,
-        shards: int = 1,
+        self, dataset: Any, rank: int, world_size: int, step_size: int, drop_last: bool, workers: int = 0
     ) -> None:
-        self._dataset, self._rank, self._world_size, self._workers = dataset, rank, world_size, workers
+        self._dataset, self._rank, self._world_size = dataset, rank, world_size
         self._step_size, self._drop_last = step_size, drop_last
-        self.has_state = parts.has_state(dataset)
-        self._shards = shards
-        self._lane = 0  # the number of the worker that reads, of those that read parts of their own
+        self._own_size = len(shard_range(step_size, rank, world_size))  # elements of this rank in a full step
+        self.has_state = has_state(dataset)
+        self._shards = count_shards(dataset)
+        self._worker = 0  # the number of the worker that reads, of those that read parts of their own
         lanes = world_size * max(1, workers)
-        divides = lanes > 1 and shards > 1
-        self.unread: ReadState = ([parts.UNREAD] * parts.count_parts(shards, lanes) if divides else [], False, None)
+        divides = self._shards % lanes == 0 and step_size >= world_size
+        self.unread = ReadState(((0, False, None),) * (lanes if divides else 1))
         """The state at the beginning of an epoch."""
         self.start = self.unread
-        # Seed, epoch and position: a tensor, since it is shared with persistent workers.
-        self.position = torch.zeros(3, dtype=torch.int64)
-
-    def of_copy(self) -> ShareReader:
-        """This reader with a copy of the dataset, which can be read beside it."""
-        twin = copy.copy(self)
-        twin._dataset = copy.copy(self._dataset)
-        return twin
+        """The state with which an iteration starts. Workers know that of their own start."""
+        self.seed = self.epoch = 0
 
     def of_worker(self, number: int) -> ShareReader:
-        """This reader for one of several workers. They share the position."""
+        """This reader for one of several workers."""
         twin = copy.copy(self)
-        twin._lane = number
+        twin._worker = number
         return twin
 
-    def begin(self, seed: int, epoch: int, consumed: int) -> None:
-        """Go to a position; the next iteration starts there."""
-        self.position.copy_(torch.tensor([seed, epoch, consumed]))
-
-    @property
-    def start(self) -> ReadState:
-        """The state besides the position with which an iteration starts. Workers know the state of their own start."""
-        return list(self._states), self._is_joined, self._data
-
-    @start.setter
-    def start(self, state: ReadState) -> None:
-        states, self._is_joined, self._data = state  # the last one: epoch, position, and the dataset's state there
-        self._states = list(states)
+    def mark_again(self) -> int:
+        """The mark of the first share, read once more by a copy; -1 if that fails."""
+        twin = copy.copy(self)
+        try:
+            twin._dataset = copy.copy(self._dataset)
+            return next(iter(twin))[1]
+        except Exception:  # of any kind: a dataset may be read once at a time
+            return -1
 
     @property
     def is_divided(self) -> bool:
-        """Whether each worker of each rank reads parts of its own."""
-        return bool(self._states) and not self._is_joined and self._step_size >= self._world_size
+        """Whether each worker of each rank reads a part of its own."""
+        parts, is_joined = self.start
+        return not is_joined and 1 < len(parts) == len(self.unread.parts)
 
-    def advance(self, epoch: int, consumed: int, state: Any) -> None:
-        """Record one step; ``state`` is the dataset's own after it, or those of parts; None if nothing is left."""
-        if not self._states:
-            self._data = None if state is None else (epoch, consumed, state)
-        elif state is None:
-            self._states = [(count, True, None) for count, _, _ in self._states]
+    def advance(self, changes: dict[int, PartState] | None) -> None:
+        """Record one step, after which parts have these states; None if nothing is left."""
+        parts = self.start.parts
+        if changes is None:
+            parts = tuple((count, True, None) for count, _, _ in parts)
         else:
-            for part, found in state.items():
-                self._states[part] = found
+            parts = tuple(changes.get(part, state) for part, state in enumerate(parts))
+        self.start = self.start._replace(parts=parts)
 
-    def gather(self) -> None:
-        """Get from the other ranks how far they have read their parts. Collective."""
-        if self.is_divided:
-            own = {part: self._states[part] for _, parts_of_lane in self._lanes() for part in parts_of_lane}
-            for states in process_group.all_gather(own):
-                for part, state in states.items():
-                    self._states[part] = state
+    def gathered(self, state: ReadState) -> ReadState:
+        """``state`` with what the other ranks know of the parts that they read. Collective if they read their own."""
+        parts, is_joined = state
+        if is_joined or len(parts) == 1 or len(parts) != len(self.unread.parts):
+            return state
+        of_ranks = process_group.all_gather(parts[self._rank :: self._world_size])
+        lanes = [of_ranks[part % self._world_size][part // self._world_size] for part in range(len(parts))]
+        return ReadState(tuple(lanes))
 
     def join(self) -> None:
         """Read from now on with all ranks together what is left of all parts. Collective."""
-        self.gather()
-        self._is_joined = True
+        self.start = self.gathered(self.start)._replace(is_joined=True)
 
     def state_dict(self, start: ReadState) -> dict[str, Any]:
         """The state ``start`` as plain values, which belongs to a position beside epoch and samples consumed."""
-        states, is_joined, data = start
-        state = {"parts": len(states) or 1, "data": data[2] if data else None}
-        if not states:
-            return state
-        return {**state, "shards": self._shards, "read": [list(part_state) for part_state in states], "all": is_joined}
+        return {"shards": self._shards, "parts": [list(part) for part in start.parts], "joined": start.is_joined}
 
-    def start_of(self, state: Mapping[str, Any], order: int) -> ReadState:
-        """The state of a `state_dict`, which has ``consumed`` too. ``order``: of the epoch. Raises CheckpointError."""
+    def start_of(self, state: Mapping[str, Any]) -> ReadState:
+        """The state of a `state_dict`. Raises CheckpointError for one of other data."""
         kind = type(self._dataset).__name__
         if "parts" not in state:
             raise MismatchError(
                 f"the checkpoint is of data with an index, and this is an iterable, a {kind}: "
                 "resume with the same data, or give the loader another name="
             )
-        if state["parts"] > 1 and state.get("shards") != self._shards:
+        if len(state["parts"]) > 1 and state["shards"] != self._shards:
             raise MismatchError(
-                f"the checkpoint is of a stream with {state.get('shards', 'other')} shards, and this {kind} has "
-                f"{self._shards}: resume with the same data and release of flk"
+                f"the checkpoint is of a stream with {state['shards']} shards, and this {kind} has {self._shards}: "
+                "resume with the same data"
             )
-        states = [(count, done, data) for count, done, data in state.get("read", ())]
-        data = None if state["data"] is None else (order, state["consumed"], state["data"])
-        return states, state.get("all", False), data
+        return ReadState(tuple((count, done, data) for count, done, data in state["parts"]), state["joined"])
 
     def __iter__(self) -> Iterator[MarkedShare]:
-        seed, epoch, consumed = self.position.tolist()
-        fingerprint = StreamFingerprint()
-        begins_at = consumed if self._has_state_at(epoch, consumed) else 0
-        own = rng.OwnNumbers(rng.derive_seed("stream", seed, epoch, begins_at))
-        shares = self._read_shares(seed, epoch, consumed, fingerprint)
+        seed, epoch = self.seed, self.epoch
+        states, is_divided = self.start.parts, self.is_divided
+        own = rng.OwnNumbers(rng.derive_seed("stream", seed, epoch))
+        if is_divided:
+            lanes = range(self._rank, len(states), self._world_size)
+            # The worker whose turn it is comes first: a lane that has given fewer shares than others.
+            lane = sorted(lanes, key=lambda part: (states[part][0] // self._own_size, part))[self._worker]
+            reader = PartsReader([lane], states, partial(self._open, seed, epoch))
+            shares = reader.full_shares(self._own_size)
+        else:
+            reader = PartsReader(range(len(states)), states, partial(self._open, seed, epoch))
+            sizes = self._rank, self._world_size, self._step_size
+            shares = step_shares(reader, *sizes, drop_last=self._drop_last, state=reader.changes)
         while True:
             with own.used():
                 share = next(shares, None)
             if share is None:
                 return
-            yield share[0], fingerprint.value, *share[1:]
-
-    def _read_shares(self, seed: int, epoch: int, consumed: int, fingerprint: StreamFingerprint) -> Iterator[ReadShare]:
-        set_epoch(self._dataset, epoch)
-        if self.is_divided:
-            _, own = self._lanes()[self._lane]
-            return PartsReader(own, self._states, partial(self._open, seed, epoch)).full_shares(self._own_size)
-        if self._states:
-            rest = PartsReader(range(len(self._states)), self._states, partial(self._open, seed, epoch))
-            return self._shares(fingerprint.over(rest), rest.changes)
-        dataset, skip = self._dataset, consumed
-        if self._data and self._has_state_at(epoch, consumed):
-            dataset, skip = copy.copy(dataset), 0  # the given dataset starts the next epoch from its beginning
-            dataset.load_state_dict(self._data[2])
-        stream = fingerprint.over(_read(dataset, skip))
-        return self._shares(stream, dataset.state_dict if self.has_state else lambda: None)
-
-    def _has_state_at(self, epoch: int, consumed: int) -> bool:
-        return self._data is not None and self._data[:2] == (epoch, consumed)
-
-    def _shares(self, stream: Iterator[Any], state: Callable[[], Any]) -> Iterator[ReadShare]:
-        return step_shares(
-            stream, self._rank, self._world_size, self._step_size, drop_last=self._drop_last, state=state
-        )
-
-    @property
-    def _own_size(self) -> int:
-        """The elements of this rank in a full step."""
-        return len(shard_range(self._step_size, self._rank, self._world_size))
-
-    def _lanes(self) -> list[tuple[int, range]]:
-        return parts.lanes_of(self._rank, self._world_size, self._workers, self._states, self._own_size)
+            yield share[0], 0 if is_divided else reader.mark, *share[1:]
 
     def _open(self, seed: int, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
-        rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, state[0] if state[2] is not None else 0))
-        dataset = parts.part_of(self._dataset, part, len(self._states), epoch)
         skip, _, data = state
-        resumes = parts.has_state(dataset)
-        if resumes and data is not None:
+        rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, 0 if data is None else skip))
+        dataset = part_of(self._dataset, part, len(self.start.parts), epoch)
+        if data is not None:
+            dataset = copy.copy(dataset)  # the given dataset starts the next epoch from its beginning
             dataset.load_state_dict(data)
             skip = 0
-        return _read(dataset, skip), dataset.state_dict if resumes else lambda: None
-
-
-def _read(dataset: Iterable[Any], skip: int = 0) -> Iterator[Any]:
-    """Yield the elements of ``dataset`` after the first ``skip``."""
-    yield from itertools.islice(iter(dataset), skip, None)
+        return itertools.islice(dataset, skip, None), dataset.state_dict if has_state(dataset) else lambda: None

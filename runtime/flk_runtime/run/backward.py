@@ -79,7 +79,6 @@ class Backward:
         elif self._latest and not self._latest.passed and self._latest.share is self._batches.latest:
             raise SetupError("backward after a loop over micro-batches without one: call run.backward in that loop")
         if weight is None:
-            self._batches.say_missing()
             backward(loss, loop.share.weight(self._batches.parts, loop.fraction) if loop else self._batches.weight())
             return
         is_last = loop is None or loop.is_last

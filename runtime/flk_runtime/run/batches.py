@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +20,11 @@ from flk_runtime.data import (
     compare_orders,
     count_shards,
     describe_data,
+    is_stream,
     length_of,
     make_loader,
     share_of_worker,
+    sources_of,
 )
 from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError, setting
@@ -47,7 +48,7 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
-        self._said_not_saved = self._said_missing = False
+        self._said_not_saved = False
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
@@ -187,17 +188,6 @@ class Batches(LoaderEvents):
         """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""
         return self._only(lambda share: share.weight(self.parts))
 
-    def say_missing(self) -> None:
-        """Say once that samples of the latest batch are None, of which the mean loss may be without."""
-        if self.latest.missing and not self._said_missing:
-            self._said_missing = True
-            print(
-                f"flk: {self.latest.missing} samples of a batch are None, and run.backward counts them: if collate_fn "
-                "leaves them out, pass it the number of those that are left, as weight=len(x)",
-                file=sys.stderr,
-                flush=True,
-            )
-
     def counts(self) -> bool:
         """Whether the samples of the latest batch count for this rank. Raises SetupError as `weight` does."""
         return self._only(lambda share: share.own > 0)
@@ -289,8 +279,12 @@ def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, 
     compare_options(name, common | shared)
     if not options.split or not compares():
         return
-    length = [("length of the dataset", str(length_of(dataset)))]
-    if difference := find_difference(name, length + describe_data(dataset, shards)):
+    lines = [("length of the dataset", str(length_of(dataset)))]
+    # A stream without shards is compared as it is read.
+    sources = [dataset] if not is_stream(dataset) else sources_of(dataset) if shards > 1 else []
+    for source in sources:
+        lines += describe_data(source, shards)
+    if difference := find_difference(name, lines):
         raise SetupError(
             f"{name}: the ranks have different data: {difference}: give all ranks the whole data in the same order, "
             "since the loader splits it over them; a random split needs the same seed on all ranks"

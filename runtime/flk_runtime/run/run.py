@@ -180,10 +180,10 @@ class Run(Training):
         Collective: all ranks take as many, ``accumulate``, more in an elastic job that lacks ranks, fewer at the end of
         an epoch. Each is what ``collate_fn`` made of its samples, at most ``batch_size``; nothing is split. Call
         `backward` with the mean loss of each, and optimizer.step() after the loop. The gradients are communicated in
-        the last micro-batch only. A tuple of the batches of several loaders gives tuples of their micro-batches.
+        the last micro-batch only.
 
-        Raises SetupError for any other batch, such as one that the script has made or changed, for those of several
-        loaders that differ in size, and inside of another loop over micro-batches.
+        Raises SetupError for any other batch, such as one that the script has made or changed, and inside of another
+        loop over micro-batches.
         """
         return self._backward.micro_batches(batch)
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from flk_runtime.wire.connection import LEASE, Connection
 from flk_runtime.wire.listener import accept
@@ -47,16 +47,14 @@ class Acceptor(Generic[M]):
         *,
         lease: float = LEASE,
         expected: int = 0,
-        wrap: Callable[[socket.socket], Any] = lambda sock: sock,
     ) -> None:
         """``session`` makes this end of a connection, and ``log`` writes a line about connections that were refused.
 
         ``expected``: ends of the job that may connect at the same moment, for which there is room beside strangers.
-        ``wrap`` puts TLS around an accepted socket, without a handshake.
         """
         listener.setblocking(False)
         self._listener, self._session, self._registry, self._log = listener, session, registry, log
-        self._lease, self._most, self._wrap = lease, expected + STRANGERS, wrap
+        self._lease, self._most = lease, expected + STRANGERS
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._strangers: dict[_Stranger[M], None] = {}  # the oldest first
@@ -118,13 +116,12 @@ class Acceptor(Generic[M]):
         sock, address = accepted[0], str(accepted[1][0])
         if len(self._strangers) >= self._most:
             self._drop(next(iter(self._strangers)), "it made room for newer ones")
-        now, end = time.monotonic(), sock
+        now = time.monotonic()
         try:
             sock.setblocking(False)
-            end = self._wrap(sock)
-            connection = Connection(end, self._session(), self._registry, self._lease, now)
-        except OSError as error:  # the other end has gone again, or does not speak TLS
-            end.close()
+            connection = Connection(sock, self._session(), self._registry, self._lease, now)
+        except OSError as error:  # the other end has gone again
+            sock.close()
             self.refuse(address, reason(error))
             return
         stranger = _Stranger(connection, address, now + HANDSHAKE)
@@ -135,7 +132,7 @@ class Acceptor(Generic[M]):
         """Read what has arrived, and hand the connection over with its first message."""
         connection, message = stranger.connection, None
         try:
-            connection.flush()  # the greeting, which has to wait for the handshake of TLS
+            connection.flush()  # the greeting
             while message is None and connection.read(time.monotonic()):
                 message = next(connection.messages(), None)
             if message is None:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from flk_runtime.wire.registry import MessageError, Registry
 from flk_runtime.wire.session import CODE, LENGTHS, Session
@@ -15,17 +15,6 @@ from flk_runtime.wire.session import CODE, LENGTHS, Session
 M = TypeVar("M")
 _HANDSHAKE_TIMEOUT: Final = 10.0  # seconds
 _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in the processor's cache for the code
-
-
-class Socket(Protocol):
-    """The methods of a socket that a stream calls. `flk_diloco.tls.TlsSocket` has them too."""
-
-    def settimeout(self, seconds: float | None, /) -> None: ...
-    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
-    def send(self, data: memoryview, /) -> int: ...
-    def recv_into(self, buffer: memoryview, /) -> int: ...
-    def shutdown(self, how: int, /) -> None: ...
-    def close(self) -> None: ...
 
 
 class Stream(Generic[M]):
@@ -38,7 +27,7 @@ class Stream(Generic[M]):
 
     def __init__(
         self,
-        sock: Socket,
+        sock: socket.socket,
         session: Session,
         registry: Registry[M],
         timeout: float | None = _HANDSHAKE_TIMEOUT,

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import queue
 import socket
-import ssl
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,12 +24,10 @@ from flk_diloco.messages import MESSAGES, Begin, CatchUp, Contribution, FromHub,
 from flk_diloco.outer import OuterOptimizer
 from flk_diloco.rounds import Limits, Member, Rounds
 from flk_diloco.server import Hub
-from flk_diloco.tls import TlsSocket
 from flk_diloco.worker import OuterLoop
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.wire import Refused, Stream
-from tests.support.certificates import make_certificate
 from tests.support.processes import until
 
 
@@ -402,49 +395,6 @@ def _connected(hub: Hub, worker: int, layout: dict[str, Any]) -> Peer:
     stream.send(Hello(worker, layout, 0, "", "it"))
     until(lambda: worker in hub._peers, "the hub knows the worker")
     return stream
-
-
-def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> None:
-    """Two threads at each end: one sends large messages while the other one receives them."""
-    certificate = make_certificate(tmp_path, "hub")
-    serves, trusts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    serves.load_cert_chain(*certificate)
-    trusts.load_verify_locations(certificate.path)
-    trusts.check_hostname = False
-    ours, theirs = _tcp_pair()
-    with ThreadPoolExecutor(4) as pool:
-        shaking = pool.submit(serves.wrap_socket, ours, server_side=True)
-        encrypted = trusts.wrap_socket(theirs)
-        trusted = TlsSocket(encrypted)
-        accepted = TlsSocket(shaking.result())
-        opening = pool.submit(Stream, accepted, session("secret", serves=True), MESSAGES)
-        worker: Peer = Stream(trusted, session("secret", serves=False), MESSAGES)
-        hub: Peer = opening.result()
-        messages = [os.urandom(3_000_000) for _ in range(8)]
-
-        def send(end: Peer) -> None:
-            for number, data in enumerate(messages):
-                end.send(Contribution(number), data)
-
-        def receive(end: Peer) -> list[bytes]:
-            return [bytes(end.receive_bytes(end.receive()[1])) for _ in messages]
-
-        sending = [pool.submit(send, end) for end in (hub, worker)]
-        for receiving in [pool.submit(receive, end) for end in (hub, worker)]:
-            assert receiving.result(60) == messages
-        for each in sending:
-            each.result(60)
-        began = time.monotonic()
-        accepted.settimeout(0.2)
-        with pytest.raises(TimeoutError, match="the worker was silent"):
-            hub.receive()
-        assert time.monotonic() - began < 5
-        worker.interrupt()
-        assert encrypted.cipher(), "a thread that sends meanwhile sends nothing in plain text"
-        worker.close()
-        with pytest.raises(ConnectionError, match="the worker closed the connection"):
-            hub.receive()
-        hub.close()
 
 
 def test_the_farewell_of_a_worker_is_not_taken_for_a_message_of_a_former_connection() -> None:

@@ -25,12 +25,16 @@ def prepared(dispatches: bool) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("dispatches", [True, False])
-def test_a_place_of_batches_that_other_ranks_have_read_is_refused_by_name(dispatches: bool) -> None:
+def test_a_place_of_batches_that_other_ranks_have_read_is_refused_by_name(
+    dispatches: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     loader, kept = prepared(dispatches)
     next(iter(loader))
     state = kept.state_dict()
     rest, same = prepared(dispatches)
     same.load_state_dict(state)
-    assert [each.tolist() for each in rest] == [[2, 3], [4, 5], [6, 7]]
+    left = [[2, 3], [4, 5], [6, 7]]
+    assert [batch.tolist() for batch in rest] == ([[0, 1], *left] if dispatches else left)
+    assert ("their place is in no checkpoint: epoch 0 begins anew" in capsys.readouterr().err) == dispatches
     with pytest.raises(MismatchError, match=f"saved with dispatch_batches={dispatches}, .* is {not dispatches} now"):
         prepared(not dispatches)[1].load_state_dict(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -71,25 +70,3 @@ def test_the_options_of_the_callback_are_named_for_command_lines_that_read_them(
 
     options = inspect.signature(adopt).parameters
     assert set(inspect.signature(Flk).parameters) == {name for name, each in options.items() if each.kind.value == 3}
-
-
-def test_the_sums_of_metrics_in_the_model_are_kept() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    from flk_hosts.sums import set_sums
-
-    state, other = state_of(), state_of()
-    for each in (state, other):
-        each.trainer.lightning_module.mean, each.trainer.lightning_module.all = (
-            torchmetrics.MeanMetric(),
-            torchmetrics.CatMetric(),
-        )
-    model, resumed = state.trainer.lightning_module, other.trainer.lightning_module
-    for value in (1.0, 5.0):
-        model.mean.update(value)
-        model.all.update(value)
-    set_sums(resumed, copy.deepcopy(state.state_dict()["sums"]))
-    for each in (model, resumed):
-        each.mean.update(6.0)
-        each.all.update(6.0)
-    assert resumed.mean.compute() == model.mean.compute() == 4.0
-    assert resumed.all.compute().tolist() == [1.0, 5.0, 6.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import SinkName
 from flk_runtime.run.lines import Lines
 from flk_sinks.curves import Curves
-from flk_sinks.sink import Row, RunInfo
+from flk_sinks.sink import RunInfo
 
 
 @pytest.fixture
@@ -65,52 +64,6 @@ def test_each_worker_of_diloco_has_a_run_of_its_own(context: Any) -> None:
     assert info.id.endswith("-worker-1")
     assert (info.name, info.settings["worker"]) == ("gpt-worker-1", 1)
     assert info.id == f"{info.group}-worker-1"
-
-
-class Kept:
-    """A writer that keeps its rows."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def put(self, row: Row) -> None:
-        self.rows.append(row)
-
-    def waiting(self) -> list[Row]:
-        return []
-
-    def end(self, ended: str, timeout: float) -> None: ...
-
-    def wait(self, patience: float = 0.0) -> None: ...
-
-
-def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
-    """An attempt may save, and be killed, before its first line of metrics; or end without one."""
-    row = Row(3, 1.5, {"loss": 2.0})
-    state = {"id": "gpt-1", "waiting": json.dumps([row]), "dropped": "[]"}
-    for _ in range(2):
-        curves = Curves(context)
-        curves.load_state_dict(state)
-        state = curves.state_dict()
-    assert json.loads(state["waiting"]) == [[3, 1.5, {"loss": 2.0}]]
-    opened(curves)
-    writer = Kept()
-    curves._writers = {"tensorboard": writer}  # type: ignore[dict-item]
-    curves.close()
-    assert writer.rows == [row]
-    assert json.loads(curves.state_dict()["waiting"]) == []
-
-
-def test_rows_that_a_checkpoint_has_no_room_for_are_told_at_the_resume(
-    context: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = Kept()
-    monkeypatch.setattr(slow, "waiting", lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
-    curves = Curves(context)
-    curves._writers = {"mlflow": slow}  # type: ignore[dict-item]
-    Curves(context).load_state_dict(curves.state_dict())
-    told = "the sinks were so slow before the resume that they may lack 3 lines of metrics, steps 0-2\n"
-    assert capsys.readouterr().out == told
 
 
 def test_a_hyperparameter_whose_name_looks_like_a_secret_is_not_shown(context: Any) -> None:

@@ -112,22 +112,10 @@ def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
             assert part["time"].shape == (3, len(part["lengths"]))
 
 
-def test_samples_that_are_none_are_counted_since_the_mean_may_be_without_them() -> None:
-    def drop(samples: list[Any]) -> list[Any]:
-        return [each for each in samples if each is not None]
-
-    for make in (Loader, IterableLoader):
-        shares = Shares()
-        shuffle = False if make is Loader else None
-        context = loader_context(2, events=shares, accumulate=2, shuffle=shuffle, collate_fn=drop)
-        assert [batch.parts for batch in make([1, None, 3, 4, 5], context)] == [[[1], [3, 4]], [[5]]]
-        assert [share.missing for share in shares.found] == [1, 0]
-
-
 def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
     (batch, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2, accumulate=2)))
     assert len(batch.parts) == 2
-    for wrong in (lambda: batch[0], lambda: len(batch), lambda: list(batch), lambda: torch.nn.functional.relu(batch)):
+    for wrong in (lambda: batch[0], lambda: len(batch), lambda: list(batch)):
         with pytest.raises(SetupError, match=r"loop over run.micro_batches\(batch\)"):
             wrong()
     with pytest.raises(AttributeError, match=r"loop over run.micro_batches\(batch\)"):
@@ -137,7 +125,7 @@ def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
 def test_a_batch_that_the_script_made_is_refused() -> None:
     for batch, kind in (
         (torch.ones(4), "Tensor"),
-        ([torch.ones(4)], r"list \(Tensor\)"),
+        ([torch.ones(4)], "list"),
         ({"x": 1}, "dict"),
         ((), "tuple"),
     ):
@@ -146,22 +134,6 @@ def test_a_batch_that_the_script_made_is_refused() -> None:
     (plain, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2)))
     with pytest.raises(SetupError, match="pass accumulate=1"):
         parts_of(plain)
-
-
-def test_batches_of_several_loaders_come_together_if_they_are_alike() -> None:
-    first, second, other = (
-        next(
-            iter(
-                Loader(TensorDataset(torch.arange(count) + 10 * count), loader_context(2, accumulate=2, shuffle=False))
-            )
-        )
-        for count in (8, 6, 3)
-    )
-    share, parts = parts_of((first, second))
-    assert share == StepShare(4, 4, 2)
-    assert [[one.tolist() for (one,) in pair] for pair, _ in parts] == [[[80, 81], [60, 61]], [[82, 83], [62, 63]]]
-    with pytest.raises(SetupError, match=r"different sizes \(steps of 4, 3 samples\): take a loop over"):
-        parts_of((first, other))
 
 
 def test_an_iterable_keeps_its_global_batch_too() -> None:
