@@ -36,7 +36,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
 from flk_runtime.parallel.computation import find_recomputed, recompute_activations
-from flk_runtime.parallel.meta_init import check_init, meta_names
+from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.run.process import current
 from flk_runtime.system import pytree, trial
 

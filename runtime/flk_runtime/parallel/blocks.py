@@ -83,6 +83,14 @@ def sharded_units(
     return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
 
 
+def inner_first(model: nn.Module) -> list[nn.Module]:
+    """All modules of ``model``, each once and after those inside it, as their constructors end."""
+    modules: dict[nn.Module, None] = {}
+    for child in model.children():
+        modules |= dict.fromkeys(inner_first(child))
+    return [*modules, model]
+
+
 def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:
     """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
     return [model, *(child for child in model.children() if ends and isinstance(child, nn.Linear) and child in units)]
@@ -109,8 +117,7 @@ def _selected(model: nn.Module, selectors: list[Selector], option: str) -> list[
     """The modules of ``model`` that one of ``selectors`` selects, inner ones before those around them."""
     names = {id(module): user_name(model, name) for name, module in model.named_modules()}
     tests = [_test(model, names, wanted, option) for wanted in selectors]
-    found: list[nn.Module] = []
-    _walk(model, lambda module: any(test(module) for test in tests), found, set())
+    found = [module for module in inner_first(model) if any(test(module) for test in tests)]
     for module in found:
         if isinstance(module, _NOT_CALLED):
             name, kind = names[id(module)], type(module).__name__
@@ -146,13 +153,3 @@ def _matches(path: str, pattern: str) -> bool:
     """Whether a path is of the form of ``pattern``, in which ``*`` stands for anything but a dot."""
     names, patterns = path.split("."), pattern.split(".")
     return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
-
-
-def _walk(module: nn.Module, wanted: Callable[[nn.Module], bool], found: list[nn.Module], visited: set[int]) -> None:
-    if id(module) in visited:
-        return
-    visited.add(id(module))
-    for child in module.children():
-        _walk(child, wanted, found, visited)
-    if wanted(module):
-        found.append(module)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from flk_runtime.parallel.blocks import Blocks
-from flk_runtime.parallel.meta_init import Initializer
+from flk_runtime.parallel.initialize import Initializer
 from flk_runtime.parallel.precision import Precision
 
 
