@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import queue
 import socket
 import ssl
@@ -21,6 +20,7 @@ from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import Seconds, Within
 from flk_runtime.contract.options import OUTER_DTYPES
 from flk_runtime.errors import SetupError
+from flk_runtime.system.host import is_loopback
 from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
 
 _TICK = 0.5  # seconds
@@ -57,7 +57,7 @@ class Hub:
         log: Callable[[str], None] = print,
     ) -> None:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
-        if not secret and not _is_loopback(address):
+        if not secret and not is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
         self._lease, self._log = Lease(LEASE), log
         listener = listen(address, port)
@@ -237,10 +237,3 @@ class _Peer:
 
 def _with_tls(tls: ssl.SSLContext | None, sock: socket.socket) -> socket.socket | TlsSocket:
     return TlsSocket(tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)) if tls else sock
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
