@@ -21,7 +21,7 @@ from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision, cast_buffers, cast_without_parameters
+from flk_runtime.parallel.precision import Precision, cast_buffers
 from flk_runtime.system import pytree
 
 
@@ -58,8 +58,6 @@ class FSDP2Model(ParallelModel):
             reshard = False if block in kept else reshards
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
-        if precision:
-            cast_without_parameters(model, precision)
         units = sharded_units(model, blocks, precision, ends=ends)
         kept = kept_units(model, units, ends=ends)
         waiting: list[nn.Module] = []

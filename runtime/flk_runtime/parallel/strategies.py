@@ -16,12 +16,11 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
-from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
     check_recomputed,
     compile_module,
-    find_recomputed,
     recompute_activations,
 )
 from flk_runtime.parallel.initialize import allocate, check_init, initialize, meta_names
@@ -89,8 +88,10 @@ def parallelize(
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     if cause:
-        check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
-    recomputed = find_recomputed(model, blocks, options.recompute)
+        check_shardable(model, cause)
+    recomputed = blocks if options.recompute else []
+    if options.recompute and not blocks:
+        raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
     check_recomputed(recomputed, options.compile)
 
     def apply() -> ParallelModel:
