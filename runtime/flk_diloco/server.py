@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import Seconds, Within
 from flk_runtime.contract.options import OUTER_DTYPES
 from flk_runtime.errors import SetupError
+from flk_runtime.system.host import is_loopback
 from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
 
 _TICK = 0.5  # seconds
@@ -52,7 +52,7 @@ class Hub:
         log: Callable[[str], None] = print,
     ) -> None:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
-        if not secret and not _is_loopback(address):
+        if not secret and not is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
         self._lease, self._log = Lease(LEASE), log
         listener = listen(address, port)
@@ -227,10 +227,3 @@ class _Peer:
     def close(self) -> None:
         """Close the connection after all posted messages are sent."""
         self._queue.put(None)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -34,9 +34,9 @@ from flk_plan.trace import StepTrace, Tracer
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision
-from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
-from flk_runtime.parallel.computation import find_recomputed, recompute_activations
-from flk_runtime.parallel.meta_init import check_init, meta_names
+from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.computation import recompute_activations
+from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.run.process import current
 from flk_runtime.system import pytree, trial
 
@@ -261,7 +261,7 @@ def retrace(
     gpu: Gpu,
     *,
     precision: Precision | None,
-    recompute: bool | Blocks,
+    recompute: bool,
 ) -> StepTrace:
     """Trace the first micro-batch in another precision, or with recomputation."""
     model, blocks = captured.model, captured.blocks
@@ -284,11 +284,11 @@ def retrace(
 
 
 @contextlib.contextmanager
-def _as_trained(captured: CapturedModel, *, precision: Precision | None, recompute: bool | Blocks) -> Iterator[None]:
+def _as_trained(captured: CapturedModel, *, precision: Precision | None, recompute: bool) -> Iterator[None]:
     """Give the model the dtypes and the recomputation that `run.parallelize` would give it."""
     model, blocks = captured.model, captured.blocks
     with contextlib.ExitStack() as stack:
-        for each in find_recomputed(model, blocks, recompute):
+        for each in blocks if recompute else ():
             recompute_activations(each)
             stack.callback(each.__dict__.pop, "forward")
         if precision:

@@ -26,7 +26,6 @@ from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import STRATEGIES, Precision
-from flk_runtime.parallel.computation import find_recomputed
 
 _SLOWEST_LAUNCH = 5 * HOST_SECONDS  # of an operation; a host that takes longer has waited for the device, as for a loss
 _HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
@@ -157,10 +156,9 @@ def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     trace = captured.trace
     assert trace is not None  # noqa: S101
     given = captured.options
-    recomputed = find_recomputed(captured.model, captured.blocks, given.recompute)
     # The text of a function has its address. The time of a step does not depend on how values are initialized.
-    options = replace(given, init=None, blocks=None, recompute=False)
-    chosen = [_names(captured.model, each) for each in (captured.blocks, recomputed)]
+    options = replace(given, init=None, blocks=None)
+    chosen = _names(captured.model, captured.blocks)
     facts = (trace.model_flops, captured.synced, options, given.blocks is None, chosen)
     digest = hashlib.sha256(str(facts).encode())
     for name, each in captured.model.named_parameters():
@@ -211,7 +209,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
             precision,
             ends=given.blocks is None,
         )
-        for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
+        for recompute in (given.recompute, *([can_recompute] if can_recompute != given.recompute else [])):
             as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(
                 units,

@@ -91,10 +91,9 @@ def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float)
     ]
     for node, ranks in list(nodes.items())[:_NODE_LIMIT]:
         devices = ", ".join(dict.fromkeys(rank.device for rank in ranks))
-        interface = f", interface {ranks[0].interface}" if ranks[0].interface else ""
         shm = f"{ranks[0].shm / (1 << 20):,.0f} MiB" if ranks[0].shm >= 0 else "none"
         count = f"{plural(len(ranks), 'rank')} from rank {ranks[0].rank}"
-        lines.append(f"node      {node}: {count}, {devices}{interface}, /dev/shm {shm}")
+        lines.append(f"node      {node}: {count}, {devices}, /dev/shm {shm}")
     if len(nodes) > _NODE_LIMIT:
         lines.append(f"          … and {len(nodes) - _NODE_LIMIT} more nodes")
     return [

@@ -137,7 +137,7 @@ run.close()
 
 DIFFERENCES = [
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "
-    "tree['b'] is on rank 2 (a number (int)), and not on ranks 0-1, 3",
+    "tree['b'] is missing on ranks 0-1, 3, and a number (int) on rank 2",
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "
     "tree['w'] is float32 (3,) on cpu on ranks 0, 2-3, and float32 (4,) on cpu on rank 1",
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "

@@ -140,8 +140,7 @@ with group():
         for words, make_model, function in (
             ("'characters.weight' of the model is on the meta device, where the values that its constructor sets are",
              gpt, None),
-            ("'weight' of the model (Bare) is on the meta device, and no reset_parameters() sets it: pass init=", Bare,
-             "reset_parameters"),
+            ("init= leaves 'order' of the model unset", Bare, "reset_parameters"),
             ("init= leaves 'order' of the model unset", Bare, all_but_order),
             ("init= leaves 'order' of the model unset", lambda: Bare(), lambda model: model.weight.data.fill_(1)),
             ("init= leaves 'weight' of the model unset", Bare, lambda model: model.order.fill_(1)),
@@ -153,11 +152,9 @@ with group():
                     refused(words, lambda: run.parallelize(model, init=function))
     with init("full_shard") as run:
         with torch.device("meta"):
-            model, other = Scaled(), Scaled()
-        refused("sets parameters of blocks that are already sharded: pass it as init=",
-                lambda: run.parallelize(model, init="reset_parameters"))
-        other = run.parallelize(other, init=Scaled.reset_parameters)
-        assert all((each.full_tensor() == 0.5).all() for each in other.parameters())
+            model = Scaled()
+        model = run.parallelize(model, init="reset_parameters")
+        assert all((each.full_tensor() == 0.5).all() for each in model.parameters())
 """
     )
     ranks(script, 2)

@@ -104,21 +104,6 @@ for step in range(2):
 same(trained, reference(1, lambda parameters: torch.optim.SGD(parameters, lr=0.1)))
 assert scaler.get_scale() == 2.0
 
-# A closure
-make_lbfgs = lambda parameters: torch.optim.LBFGS(parameters, max_iter=3)
-trained, optimizer = fresh(make_lbfgs)
-alone = copy.deepcopy(model); alone.load_state_dict(start)
-other = make_lbfgs(alone.parameters())
-def closure(model, optimizer, part):
-    optimizer.zero_grad()
-    loss = loss_of(model, 0, part)
-    loss.backward()
-    return loss
-for _ in range(2):
-    optimizer.step(lambda: closure(trained, optimizer, mine))
-    other.step(lambda: closure(alone, other, slice(None)))
-same(trained, alone)
-
 # Parameters that are frozen, unfrozen or added later
 one, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
 optimizer = flk.DistributedOptimizer(torch.optim.SGD([one, frozen], lr=1.0))
@@ -180,8 +165,8 @@ complains(optimizer.step)
 embedding = nn.Embedding(4, 2, sparse=True)
 sparse = flk.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0))
 complains(lambda: embedding(torch.tensor([1])).sum().backward())
+complains(lambda: optimizer.step(lambda: None))
 complains(lambda: flk.DistributedOptimizer(optimizer))
-complains(lambda: flk.DistributedOptimizer(model))
 complains(lambda: flk.DistributedOptimizer(make(nn.Linear(2, 2 + (r == 1)).parameters())))
 
 # Through a run: its snapshot has the given optimizer's state
@@ -204,9 +189,9 @@ MISTAKES = [
     f"{NONE}a parameter of shape (8, 8) had no gradient{CURE}",
     f"{NONE}a parameter of shape (8, 8) had no gradient{CURE}",
     "all_reduce(mean): tree[0] is float32 (4, 2) on cpu, sparse or quantized: convert it before",
+    "DistributedOptimizer.step takes no closure: use run.parallelize, whose optimizers do",
     "DistributedOptimizer takes an optimizer of torch, not a DistributedOptimizer",
-    "DistributedOptimizer takes an optimizer of torch, not a Sequential",
-    "DistributedOptimizer: the ranks differ, so nothing was exchanged: tree.param_groups[0]['params'][0] is "
+    "DistributedOptimizer: the ranks differ, so nothing was exchanged: tree[0][0] is "
     "float32 (2, 2) on cpu on ranks 0, 2, and float32 (3, 2) on cpu on rank 1",
 ]
 
@@ -243,7 +228,6 @@ def alike(tensor):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (r + 1), betas=(0.1 * r, 0.9))
 fused = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0 + r), momentum=0.9)
-rate = fused.param_groups[0]["lr"]
 if r == 1:  # only the root has made state
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
@@ -264,7 +248,7 @@ for tensor in (*model.parameters(), *model.buffers()):
 assert model.norm.num_batches_tracked.item() == 1
 assert optimizer.param_groups[0]["lr"] == 0.2 and optimizer.param_groups[0]["betas"] == (0.1, 0.9)
 assert optimizer.param_groups[0]["extra"] == "from root" and len(optimizer.param_groups[0]["params"]) == 6
-assert fused.param_groups[0]["lr"] is rate and rate.item() == 2.0  # in place
+assert fused.param_groups[0]["lr"].item() == 2.0
 assert len(optimizer.state) == 6
 for state in optimizer.state.values():
     for tensor in state.values():
@@ -316,10 +300,10 @@ def test_synchronize(ranks: Callable[..., list[Any]]) -> None:
         lines = one.lines
         assert len(lines) == 8, one.output
         assert lines[0].endswith(
-            "tree['m'].weight is float32 (2, 2) on cpu on ranks 0-1, and float32 (3, 2) on cpu on rank 2"
+            "tree['m']['bias'] is float32 (2,) on cpu on ranks 0-1, and float32 (3,) on cpu on rank 2"
         )
-        assert lines[1].endswith("tree[0] is a module on ranks 1-2, and an optimizer on rank 0")
-        assert lines[2].endswith("tree.weight is a tensor, not initialized yet: call the model once before")
+        assert lines[1].endswith("tree[0] is a mapping on ranks 1-2, and a list on rank 0")
+        assert lines[2].endswith("tree['weight'] is a tensor, not initialized yet: call the model once before")
         assert lines[3].endswith("on the meta device: it has no elements")
         assert lines[4] == "synchronize: root=3: expected a rank from 0 to 2"
         assert all(line.endswith(parts) for line in lines[5:])

@@ -92,7 +92,7 @@ with group():
 
 
 def test_modules_that_compute_in_float32_among_bfloat16(ranks: Ranks) -> None:
-    """Batch norms by default, and layer norms if they are named, as in one process that casts around them."""
+    """Batch norms, as in one process that casts around them."""
     script = (
         SMALL_MODEL
         + f"""
@@ -100,10 +100,10 @@ class Part(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.up, self.batch = nn.Linear(width, 7), nn.BatchNorm1d(7)
-        self.plain, self.norm, self.down = nn.BatchNorm1d(7, affine=False), nn.LayerNorm(7), nn.Linear(7, width)
+        self.plain, self.down = nn.BatchNorm1d(7, affine=False), nn.Linear(7, width)
 
     def forward(self, x):
-        return x + self.down(F.gelu(self.norm(self.plain(self.batch(self.up(x))))))
+        return x + self.down(F.gelu(self.plain(self.batch(self.up(x)))))
 
 class Normed(nn.Module):
     def __init__(self):
@@ -116,15 +116,14 @@ class Normed(nn.Module):
         return self.head(x)
 
 def as_fsdp_does(model):
-    # One process: bfloat16 copies of all parameters but those of norms, around which is cast.
+    # One process: bfloat16 copies of all parameters but those of batch norms, around which is cast.
     for module in model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.LayerNorm)):
+        if isinstance(module, nn.BatchNorm1d):
             module.register_forward_pre_hook(lambda module, args: tuple(each.float() for each in args))
             module.register_forward_hook(lambda module, args, output: output.bfloat16())
-    in_float32 = ("batch.", "norm.")
     def call(x):
         low = {{
-            name: each if any(part in name for part in in_float32) else each.bfloat16()
+            name: each if "batch." in name else each.bfloat16()
             for name, each in model.named_parameters()
         }}
         return torch.func.functional_call(model, low, (x.bfloat16(),)).float()
@@ -153,12 +152,8 @@ if "RANK" not in os.environ:
 with group():
     for name in {SHARDING}:
         with init(name) as run:
-            model, optimizer = run.parallelize(*normed(), precision=flk.Precision(float32=("_BatchNorm", nn.LayerNorm)))
-            tell(name, learn(model, model, optimizer))
-        with init(name) as run:  # batch norms only
             model, optimizer = run.parallelize(*normed(), precision=flk.Precision())
-            learn(model, model, optimizer)
-refused("expected a tuple of classes of modules", lambda: flk.Precision(float32="LayerNorm"))
+            tell(name, learn(model, model, optimizer))
 """
     )
     one, two = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])

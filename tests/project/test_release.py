@@ -79,9 +79,7 @@ esac
     return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "HERE": str(tmp_path)}
 
 
-def test_the_images_that_were_saved_are_pushed_under_their_names(
-    docker: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_images_that_were_saved_are_pushed_under_their_names(docker: dict[str, str], tmp_path: Path) -> None:
     program = [ROOT / "docker" / "release"]
     subprocess.run([*program, "save", "images"], cwd=tmp_path, env=docker, check=True)
     subprocess.run([*program, "push", "images"], cwd=tmp_path, env=docker, check=True, capture_output=True)

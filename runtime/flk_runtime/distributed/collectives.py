@@ -11,7 +11,7 @@ It follows `allreduce!` of Lux.jl's DistributedUtils, and Horovod's allreduce.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
-from flk_runtime.system.pytree import map_leaves, walk
+from flk_runtime.system.pytree import leaves, map_leaves, walk
 
 T = TypeVar("T")
 
@@ -51,28 +51,34 @@ def all_reduce(tree: T, op: str = "sum") -> T:
     """
     if not begin("all_reduce", op=op):
         return tree
-    lines: list[tuple[str, str]] = []
-    problems: list[str] = []
-    tensors: dict[int, tuple[str, torch.Tensor]] = {}  # each once, such as tied weights, with its path
-    for node in walk(tree):
-        path, value = node.path, node.value
-        if id(value) in tensors:
-            lines.append((path, f"the same as {tensors[id(value)][0]}"))
-            continue
-        if isinstance(value, torch.Tensor):
-            tensors[id(value)] = path, value
-        kind, problem = (node.container, "") if node.container else _described(value, op)
-        # Problems are compared too, so that a rank with a problem of its own does not raise alone.
-        lines.append((path, f"{kind}, {problem}" if problem else kind))
-        if problem:
-            problems.append(f"{path} is {kind}, {problem}")
-    check_consistent(f"all_reduce({op})", lines)
-    if problems:  # the same on all ranks, by the check
-        raise SetupError(f"all_reduce({op}): {problems[0]}")
-    numbers = iter(_reduced_numbers([node.value for node in walk(tree) if is_number(node.value)], op))
-    for bucket in split(tensor for _, tensor in tensors.values()):
+    check(f"all_reduce({op})", tree, lambda value: _described(value, op))
+    numbers = iter(_reduced_numbers([leaf for leaf in leaves(tree) if is_number(leaf)], op))
+    tensors = {id(leaf): leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)}  # a tied one once
+    for bucket in split(tensors.values()):
         _reduce_bucket(bucket, op)
     return map_leaves(tree, lambda leaf: next(numbers) if is_number(leaf) else leaf)
+
+
+def check(call: str, tree: object, described: Callable[[Any], tuple[str, str]]) -> None:
+    """Raise SetupError on all ranks if ``tree`` differs between them, or a leaf cannot be sent. Collective.
+
+    ``described`` says what a leaf is, and why it cannot be sent, which is empty if it can.
+    """
+    lines: list[tuple[str, str]] = []
+    problems: list[str] = []
+    paths: dict[int, str] = {}  # of tensors
+    for node in walk(tree):
+        kind, problem = (node.container, "") if node.container else described(node.value)
+        if problem:
+            kind = f"{kind}, {problem}"  # compared too, so that a rank with a problem of its own does not raise alone
+            problems.append(f"{node.path} is {kind}")
+        if isinstance(node.value, torch.Tensor):
+            first = paths.setdefault(id(node.value), node.path)
+            kind = kind if first == node.path else f"the same as {first}"
+        lines.append((node.path, kind))
+    check_consistent(call, lines)
+    if problems:
+        raise SetupError(f"{call}: {problems[0]}")
 
 
 def is_number(value: object) -> bool:
@@ -159,13 +165,18 @@ def _described(value: object, op: str) -> tuple[str, str]:
         return describe(value), unsendable(value) or _irreducible(value.dtype, op)
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
         return f"a {type(value).__name__}", "use synchronize() for it"
-    if isinstance(value, complex) or hasattr(value, "__array__"):
-        return f"a {type(value).__name__}", "pass a tensor, such as torch.as_tensor(…), or a float"
     if not is_number(value):
-        return "a value", ""
+        return described_value(value)
     kind = f"a number ({type(value).__name__})"
     is_too_long = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
     return kind, "more than 64 bits: make it a float" if is_too_long else ""
+
+
+def described_value(value: object) -> tuple[str, str]:
+    """As `check` takes it, of a leaf that is neither a tensor nor a number of Python: it stays as it is."""
+    if isinstance(value, complex) or hasattr(value, "__array__"):
+        return f"a {type(value).__name__}", "pass a tensor, such as torch.as_tensor(…), or a float"
+    return "not sent", ""
 
 
 def _irreducible(dtype: torch.dtype, op: str) -> str:

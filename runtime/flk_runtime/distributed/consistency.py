@@ -86,16 +86,11 @@ def find_difference(call: str, lines: Sequence[Line]) -> str | None:
 def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: str) -> str:
     """The first difference between two lists of lines; ``these`` and ``those`` name the ranks that have them."""
     here_lines, there_lines = dict(here), dict(there)
-    for path, description in here:
-        if path not in there_lines:
-            return f"{path} is on {these} ({description}), and not on {those}"
-        if there_lines[path] != description:
-            return f"{path} is {description} on {these}, and {there_lines[path]} on {those}"
-    for path, description in there:
-        if path not in here_lines:
-            return f"{path} is on {those} ({description}), and not on {these}"
-    path, other = next((pair[0][0], pair[1][0]) for pair in zip(here, there, strict=True) if pair[0] != pair[1])
-    return f"{these} and {those} have the same entries in another order: {path} stands where {other} does"
+    for path in here_lines | there_lines:
+        one, other = here_lines.get(path, "missing"), there_lines.get(path, "missing")
+        if one != other:
+            return f"{path} is {one} on {these}, and {other} on {those}"
+    return f"{these} and {those} have the same entries in another order"
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ overflow of one rank on all. To average averages again changes nothing, so sever
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from torch.optim import Optimizer
 from flk_runtime.distributed.broadcast_state import check_alike
 from flk_runtime.distributed.collectives import all_reduce, begin
 from flk_runtime.distributed.consistency import parameters_in
-from flk_runtime.distributed.process_group import mean_loss
 from flk_runtime.errors import SetupError
 
 
@@ -52,9 +50,9 @@ class DistributedOptimizer(Optimizer):
         self._add_hooks()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step with the averages, of each call of a closure. Raises SetupError if there are none."""
+        """Step with the averages. Raises SetupError if there are none, and for a closure."""
         if closure is not None:
-            return self._optimizer.step(functools.partial(self._evaluated, closure))
+            raise SetupError("DistributedOptimizer.step takes no closure: use run.parallelize, whose optimizers do")
         self._check()
         return self._optimizer.step()
 
@@ -88,22 +86,13 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state_dict)
 
-    # Scripts set these two, as to begin anew with an empty state.
     @property
     def state(self) -> Any:
         return self._optimizer.state
 
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._optimizer.state = state
-
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self._optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._optimizer.param_groups = groups
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -134,12 +123,6 @@ class DistributedOptimizer(Optimizer):
         self._ready.add(parameter)
         if len(self._ready) == self._trained:
             self.synchronize()
-
-    def _evaluated(self, closure: Callable[[], Any]) -> Any:
-        with torch.enable_grad():
-            loss = mean_loss(closure) if self._averages else closure()
-        self._check()
-        return loss
 
     def _check(self) -> None:
         """Raise SetupError unless the gradients are averages, which the step then uses."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import nn
 
@@ -12,28 +12,33 @@ from flk_runtime.checkpoint import user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.precision import Precision
 
-Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
+Selector = type[nn.Module] | str
 Blocks = Selector | Iterable[Selector]
 
 # Containers: their parent calls what they hold, never the container.
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def find_blocks(model: nn.Module, wanted: Blocks | None, option: str = "blocks") -> list[nn.Module]:
+def find_blocks(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
     """The blocks of ``model``, inner ones before those around them; the model itself is never a block.
 
-    ``wanted`` is a class, its name, a path such as ``layers.*``, a function of path and module, or several of these.
-    By default a block is a module in a ModuleList, ModuleDict or Sequential that holds at least two modules of this
-    class, if the class is made of further modules; blocks within blocks are not searched for.
+    ``wanted`` is a class, its name, a path such as ``layers.*``, or several of these. By default a block is a module in
+    a ModuleList, ModuleDict or Sequential that holds at least two modules of this class, if the class is made of
+    further modules; blocks within blocks are not searched for.
 
-    Raises SetupError, which names the ``option``, if the model has no module of a wanted class or path.
+    Raises SetupError if the model has no module of a wanted class or path.
     """
     if wanted is None:
         return list(_repeated(model))
-    selectors = [wanted] if isinstance(wanted, (str, type)) or callable(wanted) else wanted
-    if not isinstance(selectors, Iterable):
-        raise SetupError(f"{option}={wanted!r}: expected classes of modules, names or paths")
-    return _selected(model, list(selectors), option)
+    selectors = [wanted] if isinstance(wanted, (str, type)) or not isinstance(wanted, Iterable) else list(wanted)
+    names = {id(module): user_name(model, name) for name, module in model.named_modules()}
+    chosen = {key for selector in selectors for key in _selected(model, names, selector)}
+    found = [module for module in inner_first(model) if id(module) in chosen and module is not model]
+    for module in found:
+        if isinstance(module, _NOT_CALLED):
+            name, kind = names[id(module)], type(module).__name__
+            raise SetupError(f"blocks has {name!r}, a {kind}, which is not called: name its parts, as in '{name}.*'")
+    return found
 
 
 def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
@@ -83,6 +88,14 @@ def sharded_units(
     return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
 
 
+def inner_first(model: nn.Module) -> list[nn.Module]:
+    """All modules of ``model``, each once and after those inside it, as their constructors end."""
+    modules: dict[nn.Module, None] = {}
+    for child in model.children():
+        modules |= dict.fromkeys(inner_first(child))
+    return [*modules, model]
+
+
 def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:
     """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
     return [model, *(child for child in model.children() if ends and isinstance(child, nn.Linear) and child in units)]
@@ -105,26 +118,10 @@ def _is_block(child: nn.Module, container: nn.Module) -> bool:
     )
 
 
-def _selected(model: nn.Module, selectors: list[Selector], option: str) -> list[nn.Module]:
-    """The modules of ``model`` that one of ``selectors`` selects, inner ones before those around them."""
-    names = {id(module): user_name(model, name) for name, module in model.named_modules()}
-    tests = [_test(model, names, wanted, option) for wanted in selectors]
-    found: list[nn.Module] = []
-    _walk(model, lambda module: any(test(module) for test in tests), found, set())
-    for module in found:
-        if isinstance(module, _NOT_CALLED):
-            name, kind = names[id(module)], type(module).__name__
-            raise SetupError(f"{option} has {name!r}, a {kind}, which is not called: name its parts, as in '{name}.*'")
-    return [module for module in found if module is not model]
-
-
-def _test(model: nn.Module, names: Mapping[int, str], wanted: Selector, option: str) -> Callable[[nn.Module], bool]:
-    """Whether ``wanted`` selects a module, as a function. Raises SetupError if it selects none by its class or path."""
+def _selected(model: nn.Module, names: Mapping[int, str], wanted: Selector) -> Collection[int]:
+    """The ids of the modules of a class or at a path."""
     if not isinstance(wanted, (str, type)):
-        if not callable(wanted):
-            raise SetupError(f"{option} contains {wanted!r}: expected classes of modules, names, paths or a function")
-        function: Callable[[str, nn.Module], bool] = wanted
-        return lambda module: function(names[id(module)], module)
+        raise SetupError(f"blocks={wanted!r}: expected classes of modules, names or paths")
     by_class = {
         id(module)
         for module in model.modules()
@@ -136,23 +133,13 @@ def _test(model: nn.Module, names: Mapping[int, str], wanted: Selector, option: 
         have = sorted({type(module).__name__ for module in model.modules() if any(True for _ in module.children())})
         parts = [name for name, _ in model.named_children()]
         raise SetupError(
-            f"{option}={text!r}: the model has no module of this class or path; it has {', '.join(have)}, and the "
+            f"blocks={text!r}: the model has no module of this class or path; it has {', '.join(have)}, and the "
             f"parts {', '.join(parts)}"
         )
-    return lambda module: id(module) in chosen
+    return chosen
 
 
 def _matches(path: str, pattern: str) -> bool:
     """Whether a path is of the form of ``pattern``, in which ``*`` stands for anything but a dot."""
     names, patterns = path.split("."), pattern.split(".")
     return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
-
-
-def _walk(module: nn.Module, wanted: Callable[[nn.Module], bool], found: list[nn.Module], visited: set[int]) -> None:
-    if id(module) in visited:
-        return
-    visited.add(id(module))
-    for child in module.children():
-        _walk(child, wanted, found, visited)
-    if wanted(module):
-        found.append(module)

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import Blocks, find_blocks
-
-_BATCH_NORM = "_BatchNorm"  # the base class of torch's batch norms
-
-
-def find_recomputed(model: nn.Module, blocks: Sequence[nn.Module], wanted: bool | Blocks) -> list[nn.Module]:
-    """The modules to recompute: all ``blocks`` (True), none (False), or those that ``wanted`` selects as blocks.
-
-    Raises SetupError if there is none, or ``wanted`` does not fit the model.
-    """
-    if wanted is False:
-        return []
-    found = list(blocks) if wanted is True else find_blocks(model, wanted, "recompute")
-    if not found:
-        advice = "name their class, as in blocks='Block'" if wanted is True else "name other modules"
-        raise SetupError(f"recompute={wanted!r} needs blocks, and the model has none: {advice}")
-    return found
+from flk_runtime.parallel.precision import is_batch_norm
 
 
 def recompute_activations(module: nn.Module) -> None:
@@ -74,10 +58,9 @@ def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[s
     if given and _options(given).get("backend") != "eager":
         return
     for layer in (child for module in modules for child in module.modules()):
-        is_batch_norm = any(kind.__name__ == _BATCH_NORM for kind in type(layer).__mro__)
         # A model may be in evaluation mode yet, as those of Transformers are at first. A layer that is frozen stays so.
         may_train = layer.training or any(parameter.requires_grad for parameter in layer.parameters())
-        if is_batch_norm and may_train and getattr(layer, "track_running_stats", False):
+        if is_batch_norm(layer) and may_train and getattr(layer, "track_running_stats", False):
             raise SetupError(
                 f"recompute= would update the statistics of a {type(layer).__name__} twice in each step: use "
                 "compile=True or compile='aot_eager', or do not recompute this block"

@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import kept_units, sharded_units
-from flk_runtime.parallel.meta_init import Materializer
+from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
+from flk_runtime.parallel.initialize import allocate, place
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision, cast_buffers, cast_without_parameters
+from flk_runtime.parallel.precision import Precision, cast_buffers
 from flk_runtime.system import pytree
 
 
@@ -38,15 +38,13 @@ class FSDP2Model(ParallelModel):
         *,
         broadcast: bool,
         reshards: bool,
-        init_follows: bool,
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
         Unless ``options`` name the blocks, the embedding and the head are sharded on their own too.
         ``broadcast``: send rank 0's values to all ranks before. ``mesh`` has the dimension shard, or replicate and
         shard. ``reshards``: free a block's full parameters after its forward pass. Parameters outside of blocks and of
-        a head are kept, since the backward pass needs them first. ``init_follows``: the model's own initialization sets
-        the tensors that modules do not set.
+        a head are kept, since the backward pass needs them first.
         """
         precision, ends = options.precision, options.blocks is None
 
@@ -60,11 +58,16 @@ class FSDP2Model(ParallelModel):
             reshard = False if block in kept else reshards
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
-        if precision:
-            cast_without_parameters(model, precision)
         units = sharded_units(model, blocks, precision, ends=ends)
         kept = kept_units(model, units, ends=ends)
-        Materializer(model, [*units, model], device, init_follows=init_follows).run(shard, broadcast=broadcast)
+        waiting: list[nn.Module] = []
+        for module in inner_first(model):
+            waiting.append(module)
+            if module is model or module in units:
+                place(waiting, device, broadcast=broadcast)  # unit by unit, so that no device holds all of the model
+                shard(module)
+                waiting = []
+        allocate(model, device)
         super().__init__(model)
         self._units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._full: dict[nn.Parameter, nn.Parameter] = {}  # by shard: torch makes each full parameter once

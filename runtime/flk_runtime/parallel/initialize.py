@@ -1,4 +1,4 @@
-"""initialize(): the model's own initialization, of a model that was on the meta device, after it has been sharded.
+"""The start of a model: rank 0's values go to all ranks, and a model on the meta device gets its values once sharded.
 
 An initializer may do anything with a parameter: slice it, transpose it, copy a matrix into it. On a DTensor some of
 that fails, some is lost without a message (a view of a shard may be a copy), and random numbers repeat in each shard on
@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,50 +19,103 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flk_runtime.checkpoint.files import SavedWeights, Weights
-from flk_runtime.checkpoint.load import SavedObject
+from flk_runtime.checkpoint import is_sharded
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.meta_init import Initializer, reset_method
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.blocks import inner_first
+from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.system import pytree
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint
 
+Initializer = Callable[[nn.Module], object] | str | os.PathLike[str]
+RESETS = "reset_parameters"  # the initializer that says that the methods of this name set all values
+_RESET_METHODS = (RESETS, "_reset_parameters")  # nn.MultiheadAttention has the second
 
-def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool) -> None:
-    """Call ``init`` with the model, of which the tensors with ``names`` were on the meta device. Collective.
 
-    ``init`` may also be a path of weights. ``broadcast``: rank 0's values are sent to all ranks. Raises SetupError if a
-    tensor is left unset, or ``init`` puts another one in the place of a parameter.
+def meta_names(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers of ``model`` that are on the meta device."""
+    return [name for name, tensor in _tensors(model).items() if tensor.is_meta]
+
+
+def check_init(names: Collection[str], init: Initializer | None) -> None:
+    """Raise SetupError if the tensors with ``names`` are on the meta device and no initializer is given for them.
+
+    What a constructor sets is lost there, and nothing shows in all cases that it has set something.
+    """
+    if names and init is None:
+        raise SetupError(
+            f"{next(iter(names))!r} of the model is on the meta device, where the values that its constructor sets are "
+            "lost: pass init=, a function that sets them, the path of weights, or "
+            f"init={RESETS!r} if {RESETS}() of the modules sets all of them"
+        )
+
+
+def place(modules: Iterable[nn.Module], device: torch.device, *, broadcast: bool) -> None:
+    """Move the modules' own tensors to ``device``; with ``broadcast``, all ranks get rank 0's values. Collective then.
+
+    Those on the meta device, and those that are sharded, stay as they are.
+    """
+    for module in modules:
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or tensor.is_meta or is_sharded(tensor):
+                    continue
+                if isinstance(tensor, nn.Parameter):
+                    tensor.data = tensor.data.to(device)  # the same object: it may be tied
+                else:
+                    tensor = module._buffers[name] = tensor.to(device)
+                if broadcast:
+                    dist.broadcast(tensor.data, src=0)
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the tensors of ``model`` on the meta device memory, filled with NaN so that unset values are noticed."""
+    made: dict[torch.Tensor, torch.Tensor] = {}  # a tied tensor gets memory once
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if tensor not in made:
+                    made[tensor] = _with_memory(tensor, device)
+                table[name] = made[tensor]
+
+
+def _with_memory(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    value = torch.nan if meta.is_floating_point() else 0
+    tensor = torch.full_like(meta, value, device=device, requires_grad=False)
+    if isinstance(meta, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=meta.requires_grad)
+        tensor.__dict__.update(meta.__dict__)
+    return tensor
+
+
+def initialize(parallel: ParallelModel, init: Initializer | None, names: Collection[str], *, broadcast: bool) -> None:
+    """Set the values of the model, of which the tensors with ``names`` were on the meta device. Collective.
+
+    As its constructor, the methods ``reset_parameters`` of its modules do it, inner ones first; then ``init``, a
+    function or the path of weights. ``broadcast``: rank 0's values are sent to all ranks. Raises SetupError if a tensor
+    is left unset, or ``init`` puts another one in the place of a parameter.
     """
     parameters = parallel.parameters()
-    reset = {
-        f"{path}.{name}"
-        for path, module in parallel.model.named_modules()
-        if reset_method(module)
-        for name in module._buffers
-    }
-    before = {
-        name: (tensor, tensor._version)
-        for name, tensor in _tensors(parallel.model).items()
-        if name in names and (tensor.is_floating_point() or name not in reset)
-    }
+    before = {name: (tensor, tensor._version) for name, tensor in _tensors(parallel.model).items() if name in names}
     whole = _WholeParameters(parallel, broadcast)
+    collects = gc.isenabled()
+    gc.disable()  # so that a view dies at the same operation on all ranks
+    try:
+        with torch.no_grad(), whole:
+            _reset(parallel.model, {id(tensor) for tensor, _ in before.values()})
+            if callable(init):
+                init(parallel.model)
+    finally:
+        if collects:
+            gc.enable()
     with torch.no_grad():
-        if callable(init):
-            collects = gc.isenabled()
-            gc.disable()  # so that a view dies at the same operation on all ranks
-            try:
-                with whole:
-                    init(parallel.model)
-            finally:
-                if collects:
-                    gc.enable()
-            whole.close()
-        else:
-            load_weights(parallel, init)
+        whole.close()
+        if not callable(init) and init != RESETS:
+            load_weights(parallel, cast("str", init))
     after = _tensors(parallel.model)
     for name, parameter in parallel.parameters().items():
         if parameter is not parameters[name]:
@@ -78,7 +131,23 @@ def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
     """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
+    from flk_runtime.checkpoint.files import SavedWeights, Weights  # they import more than most starts need
+    from flk_runtime.checkpoint.load import SavedObject
+
     parallel.state.read(SavedObject(cast("SavedCheckpoint", SavedWeights(Weights(os.fspath(path)))), "model", {}))
+
+
+def _reset(model: nn.Module, unset: Collection[int]) -> None:
+    """Call ``reset_parameters`` of the modules that hold tensors with the ids ``unset``, and of those around them."""
+    done: set[nn.Module] = set()
+    for module in inner_first(model):
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(id(tensor) in unset for tensor in own) or not done.isdisjoint(module.children()):
+            done.add(module)
+            methods = (getattr(module, name, None) for name in _RESET_METHODS)
+            reset = next((method for method in methods if callable(method)), None)
+            if reset:
+                reset()
 
 
 class _WholeParameters(TorchFunctionMode):
@@ -88,7 +157,7 @@ class _WholeParameters(TorchFunctionMode):
         super().__init__()
         self._parallel, self._broadcast = parallel, broadcast
         self._sharded = {
-            id(parameter): parameter for parameter in parallel.parameters().values() if hasattr(parameter, "to_local")
+            id(parameter): parameter for parameter in parallel.parameters().values() if is_sharded(parameter)
         }
         self._open: dict[int, torch.Tensor] = {}  # whole tensors, by the id of their parameter
         self._aliases: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # views of them, by the address of their data
@@ -139,8 +208,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def _is_unset(tensor: torch.Tensor, before: torch.Tensor, version: int) -> bool:
     """Whether memory that was allocated, and filled with NaN if it is of floating point, has got no values."""
     if tensor.is_floating_point():
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        return bool(local.isnan().any())
+        return bool(local(tensor).isnan().any())
     return tensor is before and tensor._version == version
 
 

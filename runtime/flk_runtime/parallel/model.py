@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, Stateful, is_sharded, module_state, parameters_of
+from flk_runtime.checkpoint import is_sharded, module_state, parameters_of
 
 
 class ParallelModel:
@@ -24,9 +24,6 @@ class ParallelModel:
         self.model = model  # the user's
         self.module = module or model  # the user calls it in the model's place: the wrapper, if there is one
         self.state = module_state(self.module)  # of the model, in checkpoints
-        self.beside: Mapping[
-            str, Stateful | DistributedStateful
-        ] = {}  # objects that checkpoints have beside it, and may lack
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from flk_runtime.parallel.blocks import Blocks
-from flk_runtime.parallel.meta_init import Initializer
+from flk_runtime.parallel.initialize import Initializer
 from flk_runtime.parallel.precision import Precision
 
 
@@ -16,10 +16,9 @@ class ParallelArgs(TypedDict, total=False):
 
     - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
     - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
-      ``["layers.*", "embed", "head"]``, or a function of path and module. Default:
-      the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
-    - ``recompute``: drop the activations of blocks and compute them again in the backward pass; or of the modules
-      that are named as for ``blocks``, such as ``"Attention"``.
+      ``["layers.*", "embed", "head"]``. Default: the modules of a repeated class in a ModuleList, ModuleDict or
+      Sequential.
+    - ``recompute``: drop the activations of blocks and compute them again in the backward pass.
     - ``compile``: compile each block with torch.compile; a string is the backend, a dictionary all its options.
     - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
     - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass. Under strategies that
@@ -31,7 +30,7 @@ class ParallelArgs(TypedDict, total=False):
 
     precision: Precision | None
     blocks: Blocks | None
-    recompute: bool | Blocks
+    recompute: bool
     compile: bool | str | Mapping[str, Any]
     shard_size: int | None
     find_unused_parameters: bool
@@ -45,7 +44,7 @@ class ParallelOptions:
 
     precision: Precision | None = None
     blocks: Blocks | None = None
-    recompute: bool | Blocks = False
+    recompute: bool = False
     compile: bool | str | Mapping[str, Any] = False
     shard_size: int | None = None
     find_unused_parameters: bool = False

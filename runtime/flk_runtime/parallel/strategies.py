@@ -16,15 +16,14 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
-from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
     check_recomputed,
     compile_module,
-    find_recomputed,
     recompute_activations,
 )
-from flk_runtime.parallel.meta_init import RESETS, Materializer, check_init, meta_names
+from flk_runtime.parallel.initialize import allocate, check_init, initialize, meta_names
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.rebind import rebind_optimizers
@@ -84,14 +83,15 @@ def parallelize(
     check_model(model, strategy, options, replicates=kind.shards or (world_size > 1 and strategy != "none"))
     if cause:
         check_fsdp2(optimizers, cause, options, device)
-    unset = meta_names(model)
-    if not (strategy == "none" and parallelized_by_script(model)):
-        check_init(unset, options.init)
+    unset = [] if parallelized_by_script(model) else meta_names(model)
+    check_init(unset, options.init)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     if cause:
-        check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
-    recomputed = find_recomputed(model, blocks, options.recompute)
+        check_shardable(model, cause)
+    recomputed = blocks if options.recompute else []
+    if options.recompute and not blocks:
+        raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
     check_recomputed(recomputed, options.compile)
 
     def apply() -> ParallelModel:
@@ -105,9 +105,7 @@ def parallelize(
         )
 
     parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
-    if unset and options.init not in (None, RESETS):
-        from flk_runtime.parallel.initialize import initialize
-
+    if unset:
         initialize(parallel, options.init, unset, broadcast=strategy != "none")
     return parallel
 
@@ -122,11 +120,11 @@ def _parallelize(
     world_size: int,
     shard_size: int,
 ) -> ParallelModel:
-    kind, init_follows = STRATEGIES[strategy], options.init not in (None, RESETS)
+    kind = STRATEGIES[strategy]
     if strategy == "none" and parallelized_by_script(model):
         return ParallelModel(model)  # and it stays where the script has put it
     if not kind.shards and options.precision is None:
-        Materializer(model, (), device, init_follows=init_follows).run(lambda module: None, broadcast=False)
+        allocate(model, device)
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
         if strategy == "none" or (world_size == 1 and setting(user_env.STANDS_FOR) == 1):
             return ParallelModel(model)
@@ -140,9 +138,7 @@ def _parallelize(
     over, broadcast = (
         (_own_mesh(device), False) if strategy == "none" else (_device_mesh(device, world_size, shard_size), True)
     )
-    return fsdp2.FSDP2Model(
-        model, blocks, over, device, options, broadcast=broadcast, reshards=kind.reshards, init_follows=init_follows
-    )
+    return fsdp2.FSDP2Model(model, blocks, over, device, options, broadcast=broadcast, reshards=kind.reshards)
 
 
 def _what_shards(strategy: str, options: ParallelOptions) -> str:

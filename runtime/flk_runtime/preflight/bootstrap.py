@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed.consistency import check_consistent
-from flk_runtime.errors import RendezvousError, SetupError, setting
+from flk_runtime.errors import RendezvousError, setting
 from flk_runtime.preflight import store
 from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
@@ -86,31 +86,17 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
             interval = _POLL_MIN
         if waiting.is_due():
             joined = shared.add(f"{prefix}/answered", 0) + 1
-            waiting.say(f"{joined} of {info.world_size} ranks have joined after {waiting.seconds:.0f} s")
+            waiting.say(f"{joined} of {info.world_size} ranks have joined")
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
     return prefix
 
 
 def _meet_by_horovod(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
-    """The store and its address, which rank 0 broadcasts: horovodrun sets no variable that names its node. Collective.
+    """The store and its address, which rank 0 broadcasts: no variable of horovodrun names its node. Collective."""
+    import horovod.torch as hvd
 
-    Raises SetupError where Horovod cannot be imported or
-    has numbered the ranks in another way.
-    """
-    try:
-        import horovod.torch as hvd
-    except ImportError as error:
-        raise SetupError(
-            f"Horovod's variables are set, but horovod.torch cannot be imported ({error}): install it, or set "
-            "MASTER_ADDR and MASTER_PORT"
-        ) from error
     hvd.init()
-    if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
-        raise SetupError(
-            f"hvd.rank() is {hvd.rank()} of {hvd.size()}, but HOROVOD_RANK and HOROVOD_SIZE are {info.rank} and "
-            f"{info.world_size}: unset variables that are left over from another start"
-        )
     made = store.serve() if info.rank == 0 else None
     master: tuple[str, int] = hvd.broadcast_object((store.own_address(), int(made.port)) if made else None, root_rank=0)
     return made or store.connect(info, *master, deadline), master

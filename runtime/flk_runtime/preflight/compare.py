@@ -14,7 +14,6 @@ from flk_runtime.contract.quantities import numbered, often, plural, size_text
 from flk_runtime.preflight.report import SHM, RankReport
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
-GOOD_SHM = 1 << 30  # bytes that NVIDIA's containers ask for (NCCL user guide, troubleshooting: shared memory)
 _SHOWN = 3  # nodes that a sentence names
 
 # Fields that must be the same on all ranks: their name, the noun of the sentence, and the cure. A check of
@@ -60,72 +59,29 @@ def compare(reports: Sequence[RankReport], skipped: Collection[str] = ()) -> lis
     return faults
 
 
-def missing(reports: Sequence[RankReport], waited: float) -> str:
-    """A sentence that names the ranks that did not join within ``waited`` seconds; empty if all joined."""
-    absent, world_size, size = _absent(reports)
-    if not absent:
-        return ""
-    present = {report.rank for report in reports}
-    nodes = sorted({rank // size for rank in absent})
-    empty = [node for node in nodes if not any(node * size <= rank < (node + 1) * size for rank in present)]
-    cure = (
-        f"no rank of {numbered('node', empty)} joined, so check that it was started, with the "
-        "right node rank and master address"
-        if empty and size < world_size
-        else "read the logs of these ranks"
-    )
-    return (
-        f"{_describe_absent(absent, world_size, size)} did not join within {waited:g} s, {len(present)} joined: "
-        f"{cure}; where ranks start slowly, raise FLK_PREFLIGHT_TIMEOUT"
-    )
-
-
-def waiting_for(reports: Sequence[RankReport], waited: float) -> str:
-    """A line for people that names the ranks which have not joined in ``waited`` seconds; empty if all have."""
-    absent, world_size, size = _absent(reports)
-    shown = f"{_describe_absent(absent, world_size, size)}, for {waited:.0f} s" if absent else ""
-    return f"waiting for {shown}" if shown else ""
-
-
-def _absent(reports: Sequence[RankReport]) -> tuple[list[int], int, int]:
-    """The ranks that have not joined, the world size, and the number of ranks of a node.
+def missing(reports: Sequence[RankReport]) -> str:
+    """The ranks that have not joined, as ``ranks 2-5 of 6 (on nodes 1-2, numbered from 0)``; empty if all have.
 
     Launchers number ranks node by node by default, and the ranks that have joined know how many a node has.
     """
     world_size = next((one.world_size for one in reports if one.rank == 0), max(one.world_size for one in reports))
-    present = {report.rank for report in reports}
     size = max(report.local_world_size for report in reports)
-    return [rank for rank in range(world_size) if rank not in present], world_size, size
+    absent = sorted(set(range(world_size)) - {report.rank for report in reports})
+    where = (
+        "" if size == world_size else f" (on {numbered('node', {rank // size for rank in absent})}, numbered from 0)"
+    )
+    return f"{numbered('rank', absent)} of {world_size}{where}" if absent else ""
 
 
-def _describe_absent(absent: Sequence[int], world_size: int, size: int) -> str:
-    """``ranks 2-5 of 6 (on nodes 1-2, numbered from 0)``; the nodes where there are several."""
-    nodes = {rank // size for rank in absent}
-    where = "" if size == world_size else f" (on {numbered('node', nodes)}, numbered from 0)"
-    return f"{numbered('rank', absent)} of {world_size}{where}"
-
-
-def warnings(reports: Sequence[RankReport]) -> list[str]:
-    """Sentences about problems that may show later and do not prevent the start."""
-    lines = []
+def warning(reports: Sequence[RankReport]) -> str:
+    """A sentence about shared memory that will be too small later and does not prevent the start; empty without one."""
     small = [report for report in reports if 0 <= report.shm < DOCKER_SHM and not _uses_shm(report)]
-    if small:
-        lines.append(
-            f"{SHM} has only {size_text(min(report.shm for report in small))} on {_describe_ranks(small)}: DataLoader "
-            "workers will fail with a bus error once their batches are larger"
-        )
-    tight = [report for report in reports if DOCKER_SHM < report.shm < GOOD_SHM and _uses_shm(report)]
-    if tight:
-        lines.append(
-            f"{SHM} has {size_text(min(report.shm for report in tight))} on {_describe_ranks(tight)}: NCCL may need "
-            "up to 1 GiB for the ranks of a node"
-        )
-    for library, same in _groups((one for one in reports if one.missing_library), lambda one: one.missing_library):
-        lines.append(
-            f"NCCL finds no {library} on {_describe_ranks(same)}, and would use TCP without an error: use an image "
-            "that has it, or mount its folder and add that to LD_LIBRARY_PATH"
-        )
-    return lines
+    if not small:
+        return ""
+    return (
+        f"{SHM} has only {size_text(min(report.shm for report in small))} on {_describe_ranks(small)}: DataLoader "
+        "workers will fail with a bus error once their batches are larger"
+    )
 
 
 def describe_process(report: RankReport) -> str:

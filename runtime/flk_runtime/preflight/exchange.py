@@ -7,49 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from flk_runtime.errors import RendezvousError, RuntimeFailure, SetupError
-from flk_runtime.preflight.compare import compare, describe_process, missing, waiting_for, warnings
+from flk_runtime.preflight.compare import compare, describe_process, missing
 from flk_runtime.preflight.report import RankReport
 
 _COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
 _POLL_MIN = 0.001  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05
 _GRACE = 5.0  # seconds that a rank which reached the store just before the deadline still waits
-_SLICE = 1.0  # seconds that the first rank waits between two looks at whether rank 0 has joined
+SAY_AFTER = 10.0  # seconds that a rank waits before it says so
 _LINGER = 5.0  # seconds that a failing rank waits for the others to read the faults
-
-
-@dataclass(frozen=True)
-class PreflightResult:
-    """The result of rank 0's comparison, the same on every rank."""
-
-    faults: list[str]
-    warnings: list[str]
-    retryable: bool = False  # the only fault is that ranks are missing, so another attempt may succeed
-
-    @property
-    def error(self) -> RuntimeFailure:
-        """The exception with the faults, one per line."""
-        error: RuntimeFailure = (RendezvousError if self.retryable else SetupError)("\n".join(self.faults))
-        error.everywhere = True
-        return error
 
 
 def exchange_reports(
     store: Any, own: RankReport, timeout: float, started: float, skipped: Collection[str] = ()
-) -> tuple[PreflightResult, list[RankReport]]:
-    """The result of the comparison, and on rank 0 the reports of all ranks that joined. Collective.
+) -> list[RankReport]:
+    """The reports of all ranks on rank 0, which compares them; an empty list elsewhere. Collective.
 
-    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()), and prints the missing ranks
-    meanwhile. ``skipped`` are the checks that are not made (see `compare`). Raises RendezvousError where rank 0
-    does not join, and SetupError on a rank that joins after all ranks have joined.
+    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()). ``skipped`` are the checks that are
+    not made (see `compare`). Raises SetupError with the faults on every rank, one per line; RendezvousError if it is
+    the only one that ranks are missing, so that another attempt may succeed.
     """
     # A rank that reaches the store just before the deadline must still hear from rank 0, which may join as late.
     deadline = max(started + timeout, time.monotonic() + min(timeout, _GRACE))
@@ -60,16 +44,14 @@ def exchange_reports(
     if own.rank == 0 and store.add("leader", 1) == 1:
         store.set("leader/node", own.node)
         return _lead(store, own, timeout, deadline, skipped)
-    result = _follow(store, own, timeout, deadline, first=joined == 1)
-    if joined > own.world_size and not result.faults:  # rank 0 had compared before this rank joined
+    _follow(store, own, timeout, deadline, first=joined == 1)
+    if joined > own.world_size:  # rank 0 had compared before this rank joined
         raise SetupError(_too_late(own, _roster(store)))
-    return result, []
+    return []
 
 
-def _lead(
-    store: Any, own: RankReport, timeout: float, deadline: float, skipped: Collection[str]
-) -> tuple[PreflightResult, list[RankReport]]:
-    """Wait on rank 0 for all reports, compare them, and publish the result."""
+def _lead(store: Any, own: RankReport, timeout: float, deadline: float, skipped: Collection[str]) -> list[RankReport]:
+    """Wait on rank 0 for all reports, compare them, and publish the faults."""
     interval, next_comparison = _POLL_MIN, time.monotonic() + _COMPARE_EVERY
     faults: list[str] = []
     waiting = Waiting(deadline)
@@ -81,28 +63,30 @@ def _lead(
             present = _roster(store)
             faults = compare(present, skipped)  # two ranks that differ end the start at once, without the missing ones
             if waiting.is_due():
-                waiting.say(waiting_for(present, waiting.seconds))
+                waiting.say(f"waiting for {missing(present)}")
             next_comparison = time.monotonic() + max(_COMPARE_EVERY, 10 * (time.monotonic() - before))
     reports = _roster(store)
     faults = compare(reports, skipped)
-    absent = missing(reports, timeout) if time.monotonic() >= deadline or not faults else ""
-    result = PreflightResult(faults + [absent] * bool(absent), warnings(reports), retryable=not faults and bool(absent))
-    store.set("result", json.dumps([result.faults, result.warnings, result.retryable, len(reports)]))
-    if result.faults:
-        _wait_until_read(store, len(reports))
-    return result, reports
+    retryable = not faults
+    absent = missing(reports) if time.monotonic() >= deadline or not faults else ""
+    if absent:
+        faults.append(
+            f"{absent} did not join within {timeout:g} s, {len(reports)} joined: read their logs, and check that they "
+            "were started, with the right node rank and master address; where ranks start slowly, raise "
+            "FLK_PREFLIGHT_TIMEOUT"
+        )
+    store.set("result", json.dumps([faults, retryable, len(reports)]))
+    _raise(store, faults, retryable, len(reports))
+    return reports
 
 
-def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, first: bool) -> PreflightResult:
+def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, first: bool) -> None:
     """Wait on every other rank for the result. The ``first`` rank that has joined says that rank 0 is missing."""
     me = f"rank {own.rank} on node {own.node}"
     try:
-        waiting = Waiting(deadline)
-        while first and not _wait(store, "result", min(_SLICE, deadline - time.monotonic())):
-            if time.monotonic() >= deadline:
-                break
-            if waiting.is_due() and not store.check(["leader/node"]):
-                waiting.say(f"waiting for rank 0 of {own.world_size}, for {waiting.seconds:.0f} s")
+        has_waited = first and not _wait(store, "result", min(SAY_AFTER, deadline - time.monotonic()))
+        if has_waited and not store.check(["leader/node"]):
+            Waiting(deadline).say(f"waiting for rank 0 of {own.world_size}")
         if not _wait(store, "result", deadline - time.monotonic()):
             # Rank 0 may have joined last; then its time is not over yet. Only counters are read here: with thousands of
             # ranks, all their reports read by each of them would be too much for the store.
@@ -117,22 +101,28 @@ def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, fir
                     f"{me} got no result from rank 0 on node {store.get('leader/node').decode()}, which had joined: "
                     "read the log of rank 0"
                 )
-        faults, warned, retryable, joined = json.loads(store.get("result"))
+        faults, retryable, joined = json.loads(store.get("result"))
     except RuntimeError as error:
         raise RendezvousError(
             f"{me}: rank 0 ended during the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
         ) from error
-    if faults:
-        _wait_until_read(store, joined)
-    return PreflightResult(faults, warned, retryable)
+    _raise(store, faults, retryable, joined)
 
 
-def _wait_until_read(store: Any, ranks: int) -> None:
-    """Wait until all ranks have read the faults: the first rank that ends may end the store and all other ranks."""
+def _raise(store: Any, faults: Sequence[str], retryable: bool, ranks: int) -> None:
+    """Raise the ``faults``, if there are any, once all ranks have read them.
+
+    The first rank that ends may end the store and all other ranks.
+    """
+    if not faults:
+        return
     with contextlib.suppress(RuntimeError):
         if store.add("read", 1) >= ranks:
             store.set("all read", "")
         store.wait(["all read"], timedelta(seconds=_LINGER))
+    error: RuntimeFailure = (RendezvousError if retryable else SetupError)("\n".join(faults))
+    error.everywhere = True
+    raise error
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:
@@ -158,29 +148,20 @@ def _too_late(own: RankReport, roster: Sequence[RankReport]) -> str:
     )
 
 
-_FIRST, _EVERY = 10.0, 30.0  # seconds until the first line, and between two later ones
-
-
 class Waiting:
-    """When to say that a rank waits: after 10 seconds, and then every 30 seconds."""
+    """Says once that a rank waits, after 10 seconds."""
 
     def __init__(self, deadline: float) -> None:
         """``deadline`` is when the rank gives up, by time.monotonic."""
-        self._began = time.monotonic()
         self._deadline = deadline
-        self._next = self._began + _FIRST
-
-    @property
-    def seconds(self) -> float:
-        """How long the rank has waited."""
-        return time.monotonic() - self._began
+        self._due = time.monotonic() + SAY_AFTER
 
     def is_due(self) -> bool:
-        """Return whether it is time for a line."""
-        return time.monotonic() >= self._next
+        """Return whether it is time for the line."""
+        return time.monotonic() >= self._due
 
     def say(self, text: str) -> None:
-        """Print a line to stderr, with the time that is left."""
-        now = time.monotonic()
-        self._next = now + _EVERY
-        print(f"flk: {text}; giving up in {max(0.0, self._deadline - now):.0f} s", file=sys.stderr, flush=True)
+        """Print the line to stderr, with the time that is left."""
+        self._due = math.inf
+        left = max(0.0, self._deadline - time.monotonic())
+        print(f"flk: {text}; giving up in {left:.0f} s", file=sys.stderr, flush=True)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.discovery import RankInfo
-from flk_runtime.system import host
 
 SHM = "/dev/shm"  # noqa: S108 - nothing is created there; its size is reported
-# What NCCL opens for a fabric: without it, it takes TCP and says nothing.
-_PLUGIN = "libnccl-net.so"
-_VERBS = "libibverbs.so.1"
-_LIBRARIES = {"efa": _PLUGIN, "gib": _PLUGIN, "tcpx": _PLUGIN, "tcpxo": _PLUGIN, "infiniband": _VERBS, "roce": _VERBS}
 
 
 @dataclass(frozen=True)
@@ -48,8 +41,6 @@ class RankReport:
     gpu: str = ""  # see system.device.unique_id
     shm: int = -1  # size of /dev/shm in bytes
     nccl_shm: bool = True  # whether NCCL may use it (NCCL_SHM_DISABLE)
-    interface: str = ""  # the interface that leads to the master
-    missing_library: str = ""  # the library, with the fabric, that NCCL opens between nodes and that is not there
     problem: str = ""  # why this rank cannot start
 
     def dump(self) -> str:
@@ -65,32 +56,10 @@ class RankReport:
 _NAMES = tuple(field.name for field in fields(RankReport))
 
 
-def node_fields(info: RankInfo, backend: str) -> dict[str, Any]:
-    """The fields of a RankReport about the node and its network, by name."""
-    environ = os.environ
-    found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(SHM)}
-    found["nccl_shm"] = environ.get("NCCL_SHM_DISABLE", "0") in ("", "0")
-    if info.master:
-        found["interface"] = interface_to(info.master[0])
-    if info.nodes > 1 and "nccl" in backend:
-        found["missing_library"] = missing_library(environ)
-    return found
-
-
-def missing_library(environ: Mapping[str, str], load: Callable[[str], object] = ctypes.CDLL) -> str:
-    """The library that NCCL opens for the job's fabric, with the fabric, if it cannot be loaded; else an empty string.
-
-    A plugin that NCCL_NET_PLUGIN names has another file, which is not looked for.
-    """
-    fabric = user_env.FABRIC.read(environ)
-    library = _LIBRARIES.get(fabric)
-    if library is None or (library == _PLUGIN and environ.get("NCCL_NET_PLUGIN")):
-        return ""
-    try:
-        load(library)
-    except OSError:
-        return f"{library} (fabric {fabric})"
-    return ""
+def node_fields() -> dict[str, Any]:
+    """The fields of a RankReport about the node, by name."""
+    uses_shm = os.environ.get("NCCL_SHM_DISABLE", "0") in ("", "0")
+    return {"node": node_name(), "network": _network(os.environ), "shm": _size(SHM), "nccl_shm": uses_shm}
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -108,12 +77,6 @@ def code_version() -> str:
         content = path.read_bytes()
         return f"{path.name} {hashlib.sha256(content).hexdigest()[:12]}"
     return ""
-
-
-def interface_to(address: str) -> str:
-    """The network interface that leads to this address or host name, or an empty string. Sends nothing."""
-    source = host.source_address(address)
-    return host.interface_with_address(source) if source else ""
 
 
 def _network(environ: Mapping[str, str]) -> str:

@@ -7,14 +7,12 @@ where another program listens at its port. Here each step is tried on its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import threading
 import time
 import uuid
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -62,26 +60,20 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
     Raises SetupError where the port is in use or the address is another node's, and RendezvousError where the name does
     not resolve by the deadline (a time of time.monotonic()).
     """
-    retry_until = min(deadline, time.monotonic() + _RETRY_PORT)
-    while not host.is_port_free(port):
-        holder = host.listening_process(port)
-        if holder == os.getpid():  # a process group that this process had before; torch lets both use the server
-            break
-        if time.monotonic() >= retry_until:
-            name = f"{_command(holder)} (process {holder})" if holder else "a process of another user"
-            raise SetupError(
-                f"rank 0 on node {node_name()} cannot open the store at port {port}: {name} listens there; end "
-                "it or choose another MASTER_PORT, or give this process a rank of its own if that one is rank 0"
-            )
-        time.sleep(_POLL)
     own = _is_own_name(info, address, port, deadline)
-    try:
-        server = _tcp_store(address if own else "localhost", port, max(1.0, deadline - time.monotonic()), serve=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise SetupError(
-            f"rank 0 on node {node_name()} cannot open the store at port {port}: {reason}; choose another MASTER_PORT"
-        ) from error
+    server, retry_until = None, min(deadline, time.monotonic() + _RETRY_PORT)
+    while server is None:
+        try:
+            left = max(1.0, deadline - time.monotonic())
+            server = _tcp_store(address if own else "localhost", port, left, serve=True)
+        except RuntimeError as error:
+            if time.monotonic() >= retry_until:
+                raise SetupError(
+                    f"rank 0 on node {node_name()} cannot open the store at port {port} "
+                    f"({str(error).splitlines()[0]}): end what listens there or choose another MASTER_PORT, or give "
+                    "this process a rank of its own if another one is rank 0"
+                ) from error
+            time.sleep(_POLL)
     if own:
         return server
     try:
@@ -189,11 +181,3 @@ def _is_own_name(info: RankInfo, address: str, port: int, deadline: float) -> bo
             if time.monotonic() >= deadline:
                 raise RendezvousError(_connection_error(info, address, port, error)) from error
         time.sleep(_POLL)
-
-
-def _command(process: int) -> str:
-    """The command line of a process, for a message."""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return f"`{b' '.join(words).decode(errors='replace')[:80]}`"
-    return "a process"

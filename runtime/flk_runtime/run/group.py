@@ -19,7 +19,7 @@ from flk_runtime.contract import VERSION
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError, SetupError
-from flk_runtime.preflight import RankReport, exchange_reports, report
+from flk_runtime.preflight import RankReport, exchange_reports, report, warning
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
@@ -109,12 +109,9 @@ def _meet(rank_info: RankInfo, options: RunOptions) -> tuple[Any, list[RankRepor
 def _run_preflight(store: Any, own: RankReport, options: RunOptions, timeout: float, began: float) -> list[RankReport]:
     if not options.preflight:
         return []
-    result, reports = exchange_reports(store, own, timeout, began, options.skipped)
-    if result.faults:
-        raise result.error
-    if own.rank == 0:
-        for line in result.warnings:
-            print(f"flk: {line}", file=sys.stderr, flush=True)
+    reports = exchange_reports(store, own, timeout, began, options.skipped)
+    if line := warning(reports):
+        print(f"flk: {line}", file=sys.stderr, flush=True)
     return reports
 
 
@@ -137,5 +134,5 @@ def rank_report(rank_info: RankInfo, options: RunOptions) -> RankReport:
         device=str(options.device),
         gpu=devices.unique_id(options.device),
         problem=str(options.error or ""),
-        **report.node_fields(rank_info, options.backend),
+        **report.node_fields(),
     )

@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import (
-    INTERNAL,
     Declared,
     DistributedStateful,
     Stateful,
@@ -94,8 +93,6 @@ class Models:
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
             self._frozen |= {parameter for parameter in parallel.parameters().values() if not parameter.requires_grad}
         manager.register(name, parallel.state)
-        for key, thing in parallel.beside.items():
-            manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"

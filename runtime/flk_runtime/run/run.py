@@ -73,12 +73,12 @@ class Run(Training):
         """Apply the run's strategy to ``model``; return the module to call in its place, and ``optimizer``.
 
         Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
-        and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
-        by block, and needs ``init``. ``optimizer`` is one or a list of several: the same objects, with the same groups.
-        All are saved in checkpoints, and restored if the run was resumed. An optimizer of the model that was made
-        before and not passed raises SetupError at its step if the strategy shards. All ranks draw the same random
-        numbers until the returned module is called first with gradients, or a loader draws a batch. Several models can
-        be parallelized, each with its own optimizers.
+        and buffers are sent to all ranks (except under strategy none). A model on the meta device needs
+        ``init``, and is never whole on a rank. ``optimizer`` is one or a list of several: the same objects, with the
+        same groups. All are saved in checkpoints, and restored if the run was resumed. An optimizer of the model that
+        was made before and not passed raises SetupError at its step if the strategy shards. All ranks draw the same
+        random numbers until the returned module is called first with gradients, or a loader draws a batch. Several
+        models can be parallelized, each with its own optimizers.
 
         ``options`` are `flk_runtime.parallel.ParallelArgs`. Raises SetupError, before any communication, if they do not
         fit each other or the model, and CheckpointError if the checkpoint is of another model.

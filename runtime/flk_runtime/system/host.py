@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import ipaddress
 import math
 import os
 import re
@@ -27,7 +28,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915 if pod_layout.LINUX else 0xC0206921
 _LOOK_AT_PARENT = 0.5  # seconds, where the kernel does not tell that it has ended
 _OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
-_LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _RESOURCE_TRACKER = b"from multiprocessing.resource_tracker import main"  # in the command line of Python's own
 _ROUNDS = 10  # of killing the processes that a process group has started meanwhile
 
@@ -135,8 +135,11 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether this IPv4 or IPv6 address is one of the loopback interface."""
-    return address.startswith("127.") or address == "::1"
+    """Return whether this IPv4 or IPv6 address, or the name localhost, is of the loopback interface."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6")) -> str:
@@ -170,37 +173,6 @@ def is_local_address(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_port_free(port: int) -> bool:
-    """Return whether this process could listen on this TCP port."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            probe.listen()
-    except OSError:
-        return False
-    return True
-
-
-def listening_process(port: int) -> int | None:
-    """Process id of the process that listens on this TCP port; None if there is none that /proc shows to this one."""
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                words = line.split()
-                local, state = words[1], words[3]
-                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{words[9]}]")
-    for process in Path("/proc").glob("[0-9]*") if sockets else ():
-        with contextlib.suppress(OSError):
-            for link in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(link) in sockets:
-                        return int(process.name)
-    return None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -6,7 +6,7 @@ Nothing here replaces a part of torch. torch is imported inside of functions: a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +36,18 @@ def abort_group() -> None:
     distributed_c10d._abort_process_group()
 
 
-def rebuild_buckets(module: DistributedDataParallel, places: Mapping[int, int]) -> None:
-    """Have DDP assign gradients to buckets in the order of ``places``, by the ids of the parameters. Collective.
+def assign_buckets(module: DistributedDataParallel) -> None:
+    """Have DDP assign gradients to buckets now, those of the last parameters first, and keep these. Collective.
 
-    DDP finds the order in its first backward pass. A resumed training needs it before: in other buckets, sums of three
-    ranks differ in the last bit. May go when DDP takes the order as an argument.
+    DDP does it after its first backward pass, in the order in which gradients became ready. A resumed training would
+    begin with other buckets than those that it was stopped with, and in other buckets sums of three ranks differ in the
+    last bit. May go when DDP takes the order as an argument.
     """
     ddp: Any = module
-    found = zip(*ddp._build_params_for_reducer(), strict=True)  # parameters, and which gradients are sparse
-    parameters, sparse = zip(*sorted(found, key=lambda pair: places[id(pair[0])]), strict=True)
+    parameters, sparse = (list(reversed(found)) for found in ddp._build_params_for_reducer())
     names = ddp._build_debug_param_to_name_mapping(parameters)
     # A reducer takes this order of its parameters for the one in which the gradients became ready.
-    ddp._ddp_init_helper(list(parameters), list(sparse), names, static_graph=False)
+    ddp._ddp_init_helper(parameters, sparse, names, static_graph=False)
     ddp.reducer._push_all_rebuilt_params()
     ddp._has_rebuilt_buckets = bool(ddp.reducer._rebuild_buckets())
 

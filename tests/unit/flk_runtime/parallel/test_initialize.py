@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,57 +11,55 @@ from torch import nn
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions, parallelize
 
-ALONE: dict[str, Any] = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
+
+def start(model: nn.Module, init: str | None = "reset_parameters") -> None:
+    options = ParallelOptions(init=init)
+    parallelize(model, [], "none", options, device=torch.device("cpu"), world_size=1, local_world_size=1)
 
 
-class Model(nn.Module):
-    def __init__(self, change: Callable[[nn.Module], object]) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        change(self)
-
-
-def normal_data(model: Any) -> None:
-    model.head.weight.data.normal_(0, 0.02)
-
-
-def replaced_and_set(model: Any) -> None:
-    model.head.weight = nn.Parameter(torch.empty(7, 4))
-    model.head.weight.data.normal_(0, 0.02)
-
-
-def replaced(model: Any) -> None:
-    model.embedding.weight = nn.Parameter(torch.randn(7, 4) * 0.02)
-
-
-def replaced_data(model: Any) -> None:
-    model.embedding.weight.data = torch.randn(7, 4) * 0.02
-
-
-def tied(model: Any) -> None:
-    nn.init.normal_(model.embedding.weight, std=0.02)
-    model.head.weight = model.embedding.weight
-
-
-CHANGES = (normal_data, replaced_and_set, replaced, replaced_data, tied, lambda model: None)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_without_an_initializer_a_model_on_meta_is_refused_whatever_its_constructor_does(
-    change: Callable[[nn.Module], object],
-) -> None:
+def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
-        model = Model(change)
-    with pytest.raises(SetupError, match=r"on the meta device, .*: pass init="):
-        parallelize(model, [], "ddp", ParallelOptions(), **ALONE)
+        return make()
 
 
-def test_the_resets_of_the_modules_are_named_as_the_initializer() -> None:
+def test_without_an_initializer_it_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"'weight' of the model is on the meta device, .*: pass init="):
+        start(on_meta(lambda: nn.Linear(2, 2)), init=None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.BatchNorm1d(4)),
+        lambda: nn.Transformer(8, 2, 1, 1, 8, batch_first=True),
+        lambda: nn.LSTM(3, 3, 2, bidirectional=True, proj_size=2),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.GroupNorm(2, 4)),
+        lambda: nn.Sequential(nn.Bilinear(2, 3, 4), nn.EmbeddingBag(5, 3, padding_idx=1), nn.RMSNorm(3)),
+        lambda: nn.MultiheadAttention(8, 2, kdim=4, vdim=6, add_bias_kv=True),
+        lambda: nn.Sequential(nn.ConvTranspose1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
+    ],
+)
+def test_modules_of_torch_start_with_the_numbers_of_a_real_start(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(1)
-    expected = Model(lambda model: None).state_dict()
-    with torch.device("meta"):
-        model = Model(lambda model: None)
+    expected = make().state_dict()
+    model = on_meta(make)
     torch.manual_seed(1)
-    parallelize(model, [], "ddp", ParallelOptions(init="reset_parameters"), **ALONE)
+    start(model)
     for name, value in model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+        assert value.shape == expected[name].shape
+        if not isinstance(model, nn.Transformer):  # its constructor draws once more
+            assert torch.equal(value, expected[name]), name
+
+
+def test_tied_and_frozen_parameters_and_attributes_stay_and_real_ones_keep_their_values() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), on_meta(lambda: nn.Linear(3, 3)), nn.Linear(3, 3))
+    model[0].weight = model[1].weight
+    model[0].weight.requires_grad_(False)
+    model[0].weight.mark = "kept"
+    real = model[2].weight.detach().clone()
+    start(model)
+    assert model[0].weight is model[1].weight
+    assert not model[0].weight.requires_grad
+    assert model[0].weight.mark == "kept"
+    assert model[0].weight.isfinite().all()
+    assert torch.equal(model[2].weight, real)

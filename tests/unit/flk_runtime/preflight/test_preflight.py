@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import flk.spec
 from flk_runtime import preflight
 from flk_runtime.check import must_launch_ranks, summary
 from flk_runtime.preflight import RankReport, report
@@ -25,7 +23,7 @@ def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[RankReport]:
                 "rank": rank, "world_size": nodes * size, "local_rank": rank % size, "local_world_size": size,
                 "node_rank": rank // size, "node": f"n{rank // size}", "network": f"boot {rank // size}",
                 "pid": 100 + rank, "torch": "2.13.0", "flk": "0.1.0", "code": "train.py abc", "backend": "gloo",
-                "strategy": "ddp", "shm": GIB, "interface": "eth0",
+                "strategy": "ddp", "shm": GIB,
             }
             | {name: value(rank) if callable(value) else value for name, value in fields.items()}
         )
@@ -40,7 +38,7 @@ def changed(ranks: list[RankReport], rank: int, **fields: Any) -> list[RankRepor
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (4096, 1)])
 def test_ranks_without_a_fault(nodes: int, size: int) -> None:
     ranks = world(nodes, size)
-    assert (preflight.compare(ranks), preflight.missing(ranks, 30), preflight.warnings(ranks)) == ([], "", [])
+    assert (preflight.compare(ranks), preflight.missing(ranks), preflight.warning(ranks)) == ([], "", "")
 
 
 @pytest.mark.parametrize(
@@ -107,20 +105,13 @@ def test_what_looks_like_a_fault_and_is_none() -> None:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (world()[:3], "rank 3 of 4 (on node 1, numbered from 0) did not join within 30 s, 3 joined: read the logs of"),
-        (
-            world()[:2],
-            "ranks 2-3 of 4 (on node 1, numbered from 0) did not join within 30 s, 2 joined: no rank of node 1 joined",
-        ),
-        (world(1, 4)[1:], "rank 0 of 4 did not join within 30 s, 3 joined"),
-        (
-            world(4, 1)[::2],
-            "ranks 1, 3 of 4 (on nodes 1, 3, numbered from 0) did not join within 30 s, 2 joined: no rank of nodes",
-        ),
+        (world()[:3], "rank 3 of 4 (on node 1, numbered from 0)"),
+        (world(1, 4)[1:], "rank 0 of 4"),
+        (world(4, 1)[::2], "ranks 1, 3 of 4 (on nodes 1, 3, numbered from 0)"),
     ],
 )
 def test_missing_ranks_are_named(ranks: list[RankReport], words: str) -> None:
-    assert preflight.missing(ranks, 30).startswith(words)
+    assert preflight.missing(ranks) == words
 
 
 def test_sentences_stay_short_however_many_ranks_there_are() -> None:
@@ -131,40 +122,15 @@ def test_sentences_stay_short_however_many_ranks_there_are() -> None:
     (versions,) = [fault for fault in faults if "versions of torch" in fault]
     assert versions.startswith("3 versions of torch: 2.1 on ranks 1, 4 on node n0, ranks 10, 13 on node n1,")
     assert "more nodes" in versions
-    absent = preflight.missing([one for one in ranks if one.rank % 7], 30)
+    absent = preflight.missing([one for one in ranks if one.rank % 7])
     assert absent.startswith("ranks 0, 7, 14, 21, 28, 35, 42, 49 and 1135 more of 8000")
-    assert len(absent) < 400
+    assert len(absent) < 300
 
 
-def test_warnings() -> None:
-    assert preflight.warnings(world(shm=64 << 20)) == []  # what docker gives is enough without workers
-    (line,) = preflight.warnings(changed(world(), 1, shm=1 << 20))
+def test_shared_memory_that_is_too_small_for_workers_is_a_warning() -> None:
+    assert preflight.warning(world(shm=64 << 20)) == ""  # what docker gives is enough without workers
+    line = preflight.warning(changed(world(), 1, shm=1 << 20))
     assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: DataLoader workers will fail")
-    (line,) = preflight.warnings(world(backend=NCCL, shm=256 << 20))
-    assert line.startswith("/dev/shm has 256 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1: NCCL may need")
-    (line,) = preflight.warnings(changed(world(backend=NCCL), 1, missing_library="libibverbs.so.1 (fabric roce)"))
-    assert line.startswith("NCCL finds no libibverbs.so.1 (fabric roce) on rank 1 on node n0, and would use TCP")
-
-
-FABRICS = json.loads((Path(flk.spec.__file__).parent / "fabrics.json").read_text())
-
-
-@pytest.mark.parametrize("fabric", FABRICS)
-def test_a_library_that_nccl_opens_for_the_fabric_is_looked_for(fabric: str) -> None:
-    opened: list[str] = []
-
-    def load(name: str) -> None:
-        opened.append(name)
-        raise OSError(f"{name}: cannot open shared object file")
-
-    found = report.missing_library({"FLK_FABRIC": fabric}, load)
-    verbs, plugin = "libibverbs.so.1", "libnccl-net.so"
-    wanted = {"auto": None, "socket": None, "infiniband": verbs, "roce": verbs}.get(fabric, plugin)
-    assert opened == [wanted] * bool(wanted)
-    assert found == (f"{wanted} (fabric {fabric})" if wanted else "")
-    assert report.missing_library({"FLK_FABRIC": fabric}, opened.append) == ""
-    named = {"FLK_FABRIC": fabric, "NCCL_NET_PLUGIN": "ofi"}
-    assert report.missing_library(named, load) == ("" if wanted == plugin else found)
 
 
 def test_a_report_is_one_line() -> None:
@@ -192,7 +158,7 @@ def test_the_name_of_a_node() -> None:
 def test_summary_of_the_check() -> None:
     lines = summary(world(1000, 8, device="cuda:0"), 1.25, 0.5)
     assert lines[0] == "ranks     8000 on 1000 nodes, launcher: "
-    assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0, interface eth0, /dev/shm 1,024 MiB"
+    assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0, /dev/shm 1,024 MiB"
     assert lines[-3:] == [
         "          … and 984 more nodes",
         "start     1.250 s to open the process group, 0.500 s for the first all-reduce",
