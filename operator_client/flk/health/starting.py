@@ -56,7 +56,7 @@ _LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
 # Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
 _NAMES: Final = re.compile(r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+')
-_QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
+_QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*")
 
 
 def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:
