@@ -123,23 +123,6 @@ def test_a_node_that_does_not_answer(
     kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
 
 
-@pytest.mark.promise("Causes: Preemption and deletion by others are named")
-def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
-    assert (
-        flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code
-        == 0
-    )
-    wait = flk.start("wait", "gone")
-    eventually("it runs", lambda: "Running" in flk("status", "gone").stdout)
-    kubectl("delete", "pytorchjob", "gone")
-    _, notes = wait.communicate(timeout=60)
-    assert wait.returncode == ExitCode.CANCELLED, notes
-    assert json.loads(flk("status", "gone", "-o", "json").stdout)["phase"] == "Deleted"
-    last = flk("why", "gone", "-o", "json")
-    assert last.code == ExitCode.CANCELLED, last.stderr
-    assert json.loads(last.stdout)["as_of"]
-
-
 def found(flk: Any, job: str, code: str) -> Any:
     """What `flk why` answers, if it is this code."""
     answer = json.loads(flk("why", job, "-o", "json").stdout or "{}")

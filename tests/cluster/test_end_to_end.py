@@ -68,7 +68,9 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
     assert status["phase"] == "Succeeded"
     assert len(status["pods"]) == 2
 
-    here = flk("run", *options, "--strategy", "ddp", *SMALL, env=os.environ | flk.env, timeout=ENOUGH)
+    here = flk(
+        "run", "--processes", "4", *options[4:], "--strategy", "ddp", *SMALL, env=os.environ | flk.env, timeout=ENOUGH
+    )
     assert here.code == 0, here.stderr
     there, local = metrics(logs.stdout)[-1], metrics(here.stdout)[-1]
     assert there["step"] == local["step"] == 12

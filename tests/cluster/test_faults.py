@@ -40,7 +40,7 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
 
 
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
-def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, eventually: Any) -> None:
+def test_two_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, eventually: Any) -> None:
     """The job has no volume: its checkpoints are in the memory of its pods."""
     folder = script("""
         import os, sys, time
@@ -63,7 +63,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
                 optimizer.step()
                 run.step(loss=loss)
                 print("step", run.steps, flush=True)
-                # Far enough, and then until the three faults have happened, so that no machine is too fast for them.
+                # Far enough, and then until the two faults have happened, so that no machine is too fast for them.
                 while int(os.environ["FAULTS"]) > run.attempt and run.steps >= 10 * (run.attempt + 1):
                     time.sleep(1)
             run.print("result", loss.item().hex(), sum(p.sum().item() for p in model.parameters()).hex())
@@ -81,7 +81,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     plain = flk("submit", "train.py", *calm, *common, "--follow", cwd=folder)
     assert plain.code == 0, plain.stderr
 
-    rough = ["--name", "rough", "--replicas", "2", "--env", "FAULTS=3", "--restarts", "1"]
+    rough = ["--name", "rough", "--replicas", "2", "--env", "FAULTS=2", "--restarts", "1"]
     disturbed = flk("submit", "train.py", *rough, *common, cwd=folder)
     assert disturbed.code == 0, disturbed.stderr
 
@@ -98,8 +98,6 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     eventually("the first attempt gets to step 10", lambda: training(1) and step(10))
     kubectl("exec", "rough-worker-1", "--", "sh", "-c", "kill -9 $(cat /flk/work/pid-1)")
     eventually("the second attempt gets to step 20", lambda: training(2) and step(20))
-    kubectl("delete", "pod", "rough-worker-1")
-    eventually("the third attempt gets to step 30", lambda: training(3) and step(30))
     kubectl("delete", "pod", "rough-worker-0")
 
     ended = flk("wait", "rough")
@@ -108,15 +106,13 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     followed, notes = follower.communicate(timeout=60)
     assert follower.returncode == 0, notes
     assert [line for line in followed.splitlines() if line.startswith("[rank 0] result")] == result("rough")
-    for pod in ("rough-worker-1", "rough-worker-0"):
-        assert f"{pod} was recreated" in notes
+    assert "rough-worker-0 was recreated" in notes
     state = status(flk, "rough")
-    assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (1, 2, 100)
+    assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (1, 1, 100)
     attempts = state["attempts"]
-    assert [attempt["outcome"] for attempt in attempts] == ["failed", "preempted", "preempted", "succeeded"]
+    assert [attempt["outcome"] for attempt in attempts] == ["failed", "preempted", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
     assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
-    assert re.search(r"rough-worker-1 on \S+ received SIGTERM", causes[1])
-    assert re.search(r"rough-worker-0 on \S+ received SIGTERM", causes[2])
-    assert [attempt["restored_from"] for attempt in attempts[1:]] == ["memory"] * 3, attempts
+    assert re.search(r"rough-worker-0 on \S+ received SIGTERM", causes[1])
+    assert [attempt["restored_from"] for attempt in attempts[1:]] == ["memory"] * 2, attempts
     assert all(attempt["steps_lost"] <= 5 for attempt in attempts[1:] if attempt["steps_lost"] is not None), attempts

@@ -1,4 +1,4 @@
-"""Hangs and slow ranks on a cluster: what `status`, `wait`, `stacks` and the pods' termination messages say."""
+"""Ranks that hang and slow ones on a cluster: what `status`, `why` and `stacks` say."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from flk_runtime.contract.record import JobRecord
-from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
 SCRIPT = """
@@ -39,33 +36,6 @@ def submit(flk: Any, image: str, folder: Path, name: str, *args: str) -> None:
 def status(flk: Any, job: str) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(flk("status", job, "-o", "json").stdout)
     return state
-
-
-@pytest.mark.promise("Recovery: A hang ends with the rank, its stack and the cause")
-def test_a_hang_is_the_cause(flk: Any, kubectl: Any, image: str, script: Any) -> None:
-    fault, cause = (
-        "dist.broadcast(torch.ones(1), 0)",
-        "rank 2 in hangs-worker-1 is in broadcast 6, the others in all_reduce 6",
-    )
-    submit(flk, image, script(SCRIPT.format(fault=fault, begin=5)), "hangs", "--hang-timeout", "10s")
-    ended = flk("wait", "hangs")
-    assert ended.code == 104, ended.stderr
-    assert cause in ended.stderr
-    shown = flk("status", "hangs").stdout
-    assert cause in shown
-    assert f"train.py:9 in fetch: {fault}" in shown
-    state = status(flk, "hangs")
-    assert (state["phase"], state["code"], state["reason"]) == ("Failed", 104, "RankHung")
-    (attempt,) = state["attempts"]
-    assert attempt["cause"].startswith(cause)
-    assert (attempt["failure"]["rank"], attempt["failure"]["kind"]) == (2, "hang")
-    ends = terminations(kubectl, "hangs")
-    assert len(ends) == 2
-    for end in ends:
-        record = JobRecord.from_json(end["message"])
-        assert record is not None
-        assert record.failure is not None
-        assert (end["exitCode"], record.failure.kind, record.failure.rank) == (104, "hang", 2)
 
 
 def in_fetch(stacks: Any) -> str:

@@ -168,6 +168,7 @@ def check(api: ApiClient, namespace: str, kubectl: Any, eventually: Any, loss: f
 
 
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
+@pytest.mark.soak
 def test_pytorchjob_with_master_and_worker(
     kubectl: Any, namespace: str, torch_image: str, check: Callable[[int, str], None]
 ) -> None:

@@ -27,7 +27,7 @@ LIMITS = ("--memory-limit", "1Gi", "--cpu-limit", "2", "--ephemeral-storage", "5
 
 @pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
 def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
-    """One job has what it needs, also in its second attempt; the setup command of another one fails."""
+    """The job has what it needs, also in its second attempt."""
     wheel(tmp_path, "torch")
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links .\nflkdemo\n")
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -38,8 +38,6 @@ def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_pa
     packages = ("--requirements", "requirements.txt", "--setup", setup)
     made = flk("submit", "train.py", "--name", "good", *small, *NEEDS, *LIMITS, *packages, cwd=tmp_path)
     assert made.code == 0, made.stderr
-    failing = ("--setup", "echo checks; echo no such disk >&2; exit 7")
-    assert flk("submit", "train.py", "--name", "bad", *small, *failing, cwd=tmp_path).code == 0
 
     state = eventually(
         "the setup command runs",
@@ -52,13 +50,6 @@ def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_pa
     )
     said = flk("exec", "good", "--", "python3", "-c", touch)
     assert said.code == 0, said.stderr
-
-    waited = flk("wait", "bad")
-    assert waited.code == 2
-    reason = "bad-worker-0 could not start: the setup command ended with exit code 7: no such disk"
-    assert reason in waited.stderr
-    assert "checks\n  no such disk" in flk("status", "bad").stdout
-    assert flk("why", "bad").stdout.startswith(f"InvalidStart: {reason}")
 
     assert flk("wait", "good").code == 0
     lines = kubectl("logs", "good-worker-0").splitlines()

@@ -74,7 +74,7 @@ def accumulate(run, model, optimizer, steps=8, tokens=True, clip=None, size=None
     return seen
 
 def strategies(run_size):
-    some = {2: ["ddp", "full_shard", "shard_grad_op"], 4: ["hybrid_shard", "hybrid_shard_zero2"]}
+    some = {2: ["ddp", "full_shard"], 4: ["hybrid_shard_zero2"]}
     return some.get(run_size, ["none"])
 """
 )
@@ -91,7 +91,7 @@ with group():
         for tokens, clip in ((True, None), (True, 0.1), (False, None)):
             tell(f"one {{tokens}} {{clip}}", one_process(8, tokens, clip))
     for name in strategies(size):
-        for tokens, clip in ((True, 0.1), (False, None)):
+        for tokens, clip in ((True, 0.1),) if size == 4 else ((True, 0.1), (False, None)):
             with init(name) as run:
                 pair = run.parallelize(*build(), **hybrid(name))
                 tell(f"{{name}} {{tokens}} {{clip}}", accumulate(run, *pair, steps=4, tokens=tokens, clip=clip))
@@ -113,7 +113,7 @@ with group():
             for mine, one in zip(losses, wanted, strict=False):
                 assert mine is None or mine == pytest.approx(one, abs=1e-5), (size, key, losses, wanted)
         runs += len(found)
-    assert runs == 3 + 5 + 7
+    assert runs == 3 + 2 + 5
 
 
 @pytest.mark.soak

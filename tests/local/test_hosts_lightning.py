@@ -37,9 +37,8 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     adapters.assert_curve(job, [3, 6, 9, 12])
 
 
-@pytest.mark.parametrize(
-    "programs", ["1 3", *(pytest.param(rest, marks=pytest.mark.soak) for rest in ("0 2", "4 6", "5"))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("programs", ["0 2", "1 3", "4 6", "5"])
 def test_trainings_of_one_process_go_on_each_from_its_own_place(
     forked_pods: Callable[..., Pods], root: Path, programs: str
 ) -> None:

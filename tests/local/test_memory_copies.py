@@ -70,14 +70,8 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize(
-    ("store_every", "waited", "most"),
-    [
-        (None, False, 2.1),
-        pytest.param("2", True, 2.1, marks=pytest.mark.soak),
-        pytest.param("2", False, 2.6, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("store_every", "waited", "most"), [(None, False, 2.1), ("2", True, 2.1), ("2", False, 2.6)])
 def test_copies(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, store_every: str | None, waited: bool, most: float
 ) -> None:

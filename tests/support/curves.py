@@ -11,8 +11,10 @@ from typing import Any
 TRAIN = """
     import os, pathlib, sys, time
     import torch
-    import mlflow, wandb, torch.utils.tensorboard  # which sinks do too, in a thread, while the first steps are made
     import flk_runtime as flk
+
+    if os.environ["RANK"] == "0":
+        import mlflow, wandb, torch.utils.tensorboard  # which sinks do too, in a thread, while the first steps are made
 
     steps, pause = int(sys.argv[1]), float(sys.argv[2])
     run = flk.init(save_every=5, log_every=2)
