@@ -72,14 +72,13 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     if isinstance(cluster.nodes, Unreadable):
         yield Result("image", Level.UNKNOWN, f"cannot list the nodes, which tell their images: {cluster.nodes.reason}")
         return
-    waiting_for_it = [] if isinstance(cluster.running, Unreadable) else cluster.running
-    for pod in waiting_for_it:
+    for pod in [] if isinstance(cluster.pending, Unreadable) else cluster.pending:
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
             state = (status.get("state") or {}).get("waiting") or {}
             if state.get("reason") in _PULL and _whole_name(str(status.get("image"))) == image:
-                who = f"pod {pod['metadata'].get('name')} in namespace {pod['metadata'].get('namespace')}"
                 said = one_line(state.get("message")) or state["reason"]
-                yield Result("image", Level.WARNING, f"{who} cannot pull {image}: {said}", _OTHER_IMAGE)
+                found = f"pod {pod['metadata'].get('name')} cannot pull {image}: {said}"
+                yield Result("image", Level.WARNING, found, _OTHER_IMAGE)
                 return
     nodes = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     having = [node for node in nodes if image in _images_on(node)]

@@ -46,6 +46,9 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "accepted": pool.submit(_accepted, client),
             "nodes": pool.submit(_list, client, RequestTarget(resources.NODES)),
+            "pending": pool.submit(
+                _list, client, client.target(resources.PODS), {"fieldSelector": "status.phase=Pending"}
+            ),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
@@ -108,8 +111,10 @@ def _call(client: JobClient, verb: str, target: RequestTarget, **how: Any) -> Ob
     return _attempt(lambda: client.api.call(verb, target, **how))
 
 
-def _list(client: JobClient, target: RequestTarget) -> list[Object] | Unreadable:
-    return _attempt(lambda: client.api.list_all(target)[0])
+def _list(
+    client: JobClient, target: RequestTarget, query: Mapping[str, str] | None = None
+) -> list[Object] | Unreadable:
+    return _attempt(lambda: client.api.list_all(target, query)[0])
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:

@@ -49,10 +49,10 @@ def node(
 
 
 def waiting_for(image: str) -> dict[str, Any]:
-    """A pod of another namespace that cannot pull an image."""
+    """A pod of another job that cannot pull an image."""
     waiting = {"reason": "ErrImagePull", "message": "lookup docker.io: no such host"}
     status = {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]}
-    return {"metadata": {"name": "other-0", "namespace": "other"}, "spec": {"containers": []}, "status": status}
+    return {"metadata": {"name": "other-0"}, "spec": {"containers": []}, "status": status}
 
 
 GPUS = {"nvidia.com/gpu": "8"}
@@ -64,6 +64,7 @@ CLUSTER = Cluster(
     controllers={"operator": [deployment()]},
     rights=dict.fromkeys(all_rights(DEFAULT), True),
     nodes=[node("a", **GPUS), node("b", **GPUS)],
+    pending=[],
     named={("serviceaccounts", "default"): {}},
     admission={},
 )
@@ -151,10 +152,10 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     ),
     "image that another job's pod cannot pull": (
         "image",
-        {"running": [waiting_for("docker.io/library/torch:latest")]},
+        {"pending": [waiting_for("docker.io/library/torch:latest")]},
         pods(container={"image": "torch"}),
         Level.WARNING,
-        "pod other-0 in namespace other cannot pull docker.io/library/torch:latest: lookup docker.io: no such host",
+        "pod other-0 cannot pull docker.io/library/torch:latest: lookup docker.io: no such host",
     ),
     "images of nodes that the user may not list": (
         "image",
