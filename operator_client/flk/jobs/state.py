@@ -284,7 +284,7 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
         return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
     if _trains_with_some_pods(seen):
         return replace(base, phase=Phase.RUNNING)
-    if cause is not None and stuck:
+    if cause is not None and stuck and not _others_suffice(seen, cause):
         return replace(base, phase=Phase.STUCK, code=cause.exit_code)
     if cause is not None and cause.code == "Preempted":
         return replace(base, phase=Phase.PREEMPTED)
@@ -307,6 +307,13 @@ def _trains_with_some_pods(seen: JobView) -> bool:
     last = seen.record.attempts[-1] if seen.resizable and seen.record and seen.record.attempts else None
     running = {pod.index for pod in seen.pods if pod.phase == PodPhase.RUNNING}
     return last is not None and last.ended is None and bool(seen.members) and running >= set(seen.members)
+
+
+def _others_suffice(seen: JobView, cause: Finding) -> bool:
+    """Return whether enough pods of an elastic job run for an attempt, beside those that the cause keeps away."""
+    up = [pod for pod in seen.pods if pod.is_up]
+    leads = any(pod.index == 0 for pod in up)
+    return seen.resizable and leads and len(up) >= seen.sizes[0] and not {pod.name for pod in up} & set(cause.pods)
 
 
 def _is_over(attempt: Attempt, seen: JobView) -> bool:

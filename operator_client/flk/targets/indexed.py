@@ -128,7 +128,7 @@ class IndexedJob(IndexedTarget):
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the conditions of a Job."""
-        return named("Complete", "SuccessCriteriaMet", "FailureTarget")
+        return {**named("Complete", "FailureTarget"), "SuccessCriteriaMet": "Succeeded"}
 
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the patch of an elastic indexed Job: both numbers change together."""
@@ -227,11 +227,17 @@ def job_spec(container: str, limit: int) -> Object:
 
 
 def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
-    """Return the spec of the indexed Job that runs ``job``."""
+    """Return the spec of the indexed Job that runs ``job``.
+
+    Not all pods of an elastic job need to train. The training ends with pod 0, which leads: a pod that starts
+    later would wait for it. Kubernetes before 1.31 ignores the field, and such a pod ends after its join timeout.
+    """
+    by_first = {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if job.elastic or job.spares else {}
     return {
         "completions": job.created_pods,
         "parallelism": job.created_pods,
         **job_spec(container, restart_limit(job)),
+        **by_first,
         **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
         "template": with_restart_policy(template),
     }

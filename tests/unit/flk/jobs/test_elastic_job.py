@@ -21,7 +21,7 @@ from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.api_server import JOBS
 from tests.support.commands import Run
-from tests.support.jobs import NOW, JobBuilder
+from tests.support.jobs import MADE, NOW, JobBuilder
 
 NOTHING = Bundle()
 
@@ -83,6 +83,26 @@ def test_the_manifest_of_a_job_with_a_spare_creates_it() -> None:
 
 def record(*attempts: Attempt) -> JobRecord:
     return JobRecord("running", 0, attempts=list(attempts))
+
+
+@pytest.mark.parametrize(("running", "phase"), [((0, 1), Phase.PENDING), ((1, 2), Phase.STUCK), ((0,), Phase.STUCK)])
+def test_a_job_is_not_stuck_while_enough_of_its_pods_run(running: tuple[int, ...], phase: Phase) -> None:
+    """The first attempt needs pod 0, and two pods."""
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": MADE}
+    message = "0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules."
+    builder = elastic()
+    for index in range(4):
+        if index in running:
+            builder.pod(index)
+        else:
+            builder.pod(index, "Pending", node="", conditions=[{**said, "message": message}])
+    assert derive(builder.view()).phase == phase
+
+
+@pytest.mark.parametrize(("fields", "ends"), [({"elastic": "1:4"}, True), ({"spares": 1}, True), ({}, False)])
+def test_a_job_of_kubernetes_ends_with_its_first_pod_where_others_need_not_train(fields: Any, ends: bool) -> None:
+    spec = render(job(target="job", replicas=2, **fields), NOTHING)[0]["spec"]
+    assert spec.get("successPolicy") == ({"rules": [{"succeededIndexes": "0"}]} if ends else None)
 
 
 def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> None:
