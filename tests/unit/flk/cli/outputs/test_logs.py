@@ -29,7 +29,6 @@ def test_what_is_there(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--raw",
         "--previous",
         "--pod 1",
-        "--grep '10 l'",
         "-o json",
     ],
 )
@@ -81,7 +80,6 @@ def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
         "--rank x",
         "--rank ''",
         "--pod ''",
-        "--grep '('",
         "-o yaml",
         "--first-error --rank 1",
         "--rank 2-1",
