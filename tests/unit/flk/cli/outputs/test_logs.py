@@ -37,13 +37,6 @@ def test_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
     assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
 
 
-def test_first_error(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
-    jobs.add(fake, "exception on rank 1")
-    lines = "".join(f"[rank 1] {line}\n" for line in jobs.TRACEBACK.splitlines())
-    fake.written["gpt-worker-1"] += lines
-    assert terminal("flk logs gpt --first-error") == snapshot
-
-
 def test_options_of_the_request(terminal: Terminal, fake: FakeApiServer) -> None:
     jobs.add(fake, "running")
     terminal("flk logs gpt --no-follow --rank 1 --tail 7 --since 5m")
@@ -81,7 +74,6 @@ def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
         "--rank ''",
         "--pod ''",
         "-o yaml",
-        "--first-error --rank 1",
         "--rank 2-1",
         "--tail -1",
         "--tail x",
