@@ -31,7 +31,6 @@ KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID 
 SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts to create one job
 INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job exist
 OWNER: Final = "flk.dev/owner"  # who submitted it, by the names on the machine: user@host
-USER: Final = "flk.dev/user"  # who submitted it, by the name that the API server has for its user
 CODE_HASH: Final = "flk.dev/code-hash"
 COMMIT: Final = "flk.dev/commit"  # of git, in which the code was; with "-dirty" if tracked files differed from it
 VERSION: Final = "flk.dev/version"

@@ -38,9 +38,10 @@ def start(ranks: Ranks) -> Start:
 def test_on_two_ranks_and_resumed_in_one_process(start: Start, tmp_path: Path) -> None:
     checkpoint = {"FLK_CHECKPOINT": str(tmp_path)}
     together, notices = start(2, "--steps", "20", **checkpoint)
-    first, *steps, last = together
+    first, told, *steps, last = together
     assert (first["processes"], first["characters"], first["vocabulary"]) == (2, 411466, 96)
     assert first["data"] == "cbab6341ae5d69bf"  # or this Python's standard library has another text
+    assert told == {"step": 0, "total": 20}
     assert [line["step"] for line in steps] == [10, 20]
     assert 4.3 < first["heldout_loss"] < 4.7
     assert last["heldout_loss"] < first["heldout_loss"] - 0.3

@@ -74,7 +74,6 @@ class FakeApiServer:
         self.watches: dict[str, deque[list[bytes]]] = defaultdict(deque)
         self.logs: dict[str, deque[bytes]] = {}  # by pod: the answers to successive requests for its log
         self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
-        self.user = ""  # whom SelfSubjectReview names
         self.date = ""  # the header Date of answers, by which clients know the server's clock
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
         self.heard: Callable[[Message], None] = lambda headers: None  # called with the headers of each request
@@ -152,10 +151,6 @@ class FakeApiServer:
         length = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(length)) if length else None
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        if parts.path == "/apis/authentication.k8s.io/v1/selfsubjectreviews":  # no test counts it
-            known = {"kind": "SelfSubjectReview", "status": {"userInfo": {"username": self.user}}}
-            self._reply(handler, 201, known)
-            return
         request = Request(handler.command, parts.path, query, body)
         self.requests.append(request)
         fault = self.faults.popleft() if self.faults and parts.path != "/apis" else None

@@ -119,9 +119,7 @@ def report(pods: int = 4, processes: int = 8, name: str = "gpt", **changes: Any)
     made = job(pods, processes, name)
     made.event("Evicted", "The node was low on resource: memory.", "Pod", f"{name}-worker-2", "2025-12-31T22:46:00Z")
     view = made.view()
-    lines = [f"[rank 9] step {step}" for step in range(1980, 1991)]
     excerpts = [
-        Excerpt("Around the first error", [*lines, *(f"[rank 9] {line}" for line in RAISED.traceback.splitlines())]),
         Excerpt(f"The last lines of pod {name}-worker-0", ["[rank 0] step 1990", "[pod 0] attempt 3 failed"]),
     ]
     built = build(

@@ -35,7 +35,6 @@ def suspend(
     from flk.jobs import lifecycle
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="suspend", own=True)
-    may_lose = chosen.may_lose(lose_progress)
     begun: set[JobRef] = set()  # without those that were suspended before
     suspended: list[JobRef] = []
     until = None if limit is None else time.monotonic() + limit
@@ -45,7 +44,7 @@ def suspend(
         begun.add(job)
         try:
             changed = lifecycle.suspend(
-                client, job.name, wait=alone, timeout=limit, report=tell, lose_progress=may_lose
+                client, job.name, wait=alone, timeout=limit, report=tell, lose_progress=lose_progress
             )
         except FlkError:
             begun.remove(job)
@@ -115,7 +114,6 @@ def restart(
     from flk.jobs import lifecycle
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
-    may_lose = chosen.may_lose(lose_progress)
     begun: list[str] = []
 
     def act(client: JobClient, job: JobRef, tell: Tell) -> None:
@@ -126,7 +124,7 @@ def restart(
             timeout=limit,
             report=tell,
             avoid=avoid or [],
-            lose_progress=may_lose,
+            lose_progress=lose_progress,
         )
         tell(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
         begun.remove(job.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,9 +30,6 @@ def delete(
     finished: Annotated[
         bool, typer.Option("--finished", help="Delete jobs that have succeeded or failed, and no others.")
     ] = False,
-    mine: Annotated[
-        bool, typer.Option("--mine", help="Delete only jobs that you have submitted from this machine.")
-    ] = False,
     older_than: Annotated[
         str | None,
         typer.Option(
@@ -43,14 +39,11 @@ def delete(
             "12h, 7d.",
         ),
     ] = None,
-    ignore_not_found: Annotated[
-        bool, typer.Option("--ignore-not-found", help="Exit with 0 if there is no job of one of the names.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names and delete nothing.")] = False,
     wait: Wait = True,
     timeout: Timeout = None,
 ) -> int:
-    """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l, --finished and --mine choose.
+    """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l and --finished choose.
 
     A job that flk did not make is deleted by its name only.
 
@@ -65,17 +58,13 @@ def delete(
         hint = f"write {older_than}d for days, or {older_than}h, {older_than}m or {older_than}s"
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
     age = seconds(older_than, "--older-than")
-    selection = _selection(names, everything, selector, finished, mine, age)
+    selection = _selection(names, everything, selector, finished, age)
     from flk.jobs.lifecycle import losses
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    if selection and mine:
-        from flk.jobs.listing import current_owner, me
-
-        selection = replace(selection, user=me(client), owner=current_owner())
-    chosen = selection.chosen(client, note) if selection else names
+    chosen = selection.chosen(client) if selection else names
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
     several, codes = Chosen(client, chosen, by_labels=selection is not None), [0]
@@ -87,8 +76,6 @@ def delete(
                 codes.append(several.failed(job, existed))
             elif existed:
                 print(job.name, flush=True)
-            elif selection is None and ignore_not_found:
-                note(f"there is no job {job} in namespace {client.namespace}")
             elif selection is None:
                 codes.append(several.failed(job, client.no_job(job, explained=not several.are_several)))
     except KeyboardInterrupt as interrupt:
@@ -106,7 +93,6 @@ def _selection(
     everything: bool,
     selector: str | None,
     finished: bool,
-    mine: bool,
     older_than: int | None,
 ) -> Selection | None:
     """Return the selection that the options describe; None for names. Raises UsageError for both and for neither."""
@@ -114,14 +100,12 @@ def _selection(
 
     if selector is not None and not selector.strip():
         raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
-    chosen = everything or selector is not None or finished or mine
+    chosen = everything or selector is not None or finished
     if names and (chosen or older_than is not None):
-        raise UsageError("name jobs, or choose them with --all, -l, --finished, --mine and --older-than, but not both")
+        raise UsageError("name jobs, or choose them with --all, -l, --finished and --older-than, but not both")
     if not names and not chosen:
-        hint = f"{program_name()} delete JOB..., or --all, --finished, --mine or -l LABELS"
+        hint = f"{program_name()} delete JOB..., or --all, --finished or -l LABELS"
         if older_than is not None:
-            raise UsageError(
-                "--older-than: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
-            )
+            raise UsageError("--older-than: needs --finished, --all or -l, which say what may be deleted", hint=hint)
         raise UsageError("nothing to delete was named", hint=hint)
     return Selection(selector, finished, older_than) if chosen else None

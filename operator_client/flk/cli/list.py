@@ -24,14 +24,6 @@ def list_(
     selector: Annotated[
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="List jobs with these labels: team=nlp.")
     ] = None,
-    mine: Annotated[
-        bool,
-        typer.Option("--mine", help="List the jobs that your user of the cluster has submitted."),
-    ] = False,
-    phase: Annotated[
-        list[str] | None,
-        typer.Option("--phase", metavar="PHASE", help="List jobs in this phase: Running, Stuck, … Repeatable."),
-    ] = None,
     output: Annotated[
         str,
         output_format("text", "wide", "json", "name", explained="text, wide (the cause too), json, name"),
@@ -41,14 +33,12 @@ def list_(
 
     `watch flk list` shows them live.
     """
-    phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk.jobs.listing import is_of, list_observed, me, with_records
+    from flk.jobs.listing import list_observed, with_records
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    user = me(client) if mine else ""
     collects = gc.isenabled()
     gc.disable()  # it would look at all objects of a long list again and again
     try:
@@ -57,18 +47,13 @@ def list_(
     finally:
         if collects:
             gc.enable()
-    listed = [
-        item
-        for item in every
-        if (not phases or item.state.phase.value in phases) and (not mine or is_of(user, item.seen.job))
-    ]
-    states = sorted((item.state for item in listed), key=lambda state: (state.created, state.namespace, state.name))
+    states = sorted((item.state for item in every), key=lambda state: (state.created, state.namespace, state.name))
     if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():
         note(f"there is no namespace {client.namespace} in this cluster")
     else:
-        chosen = " that match" if selector or mine or phases else ""
+        chosen = " that match" if selector else ""
         note(f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}"))
     sys.stdout.flush()
 
@@ -102,13 +87,3 @@ def _text(states: list[State], output: str, now: float, *, all_namespaces: bool)
     for number, phase in enumerate(str(state.phase) for state in states):
         shown[number] = shown[number].replace(phase, styled(phase, phase_style(phase), sys.stdout), 1)
     return "".join(f"{line}\n" for line in (head, *shown))
-
-
-def _phases(given: list[str]) -> set[str]:
-    from flk.jobs.state import Phase
-
-    known = {phase.value.lower(): phase.value for phase in Phase}
-    for text in given:
-        if text.lower() not in known:
-            raise UsageError(f"--phase: must be one of {', '.join(known.values())} (is {text!r})")
-    return {known[text.lower()] for text in given}

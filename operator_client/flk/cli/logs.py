@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 from collections.abc import Generator
@@ -50,9 +49,6 @@ def logs(
         bool,
         typer.Option("--previous", "-p", help="Logs of the containers before their last restart; does not follow."),
     ] = False,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that contain this regular expression.")
-    ] = None,
     output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
     raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
@@ -74,7 +70,6 @@ def logs(
         since=seconds_ago,
         previous=previous,
         container=container,
-        grep=_parse_pattern(grep),
         fold=is_text and sys.stdout.isatty(),
         raw=raw,
         colour=is_text and has_colours(sys.stdout),
@@ -147,13 +142,13 @@ def _follow(
     return _follow_to_end(client, name, uid, options, written, ended)
 
 
-def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
+def follow_to_end(client: JobClient, name: str, uid: str | None) -> int | None:
     """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
     from flk.jobs import logs as job_logs
 
     options = job_logs.LogOptions(colour=has_colours(sys.stdout), fold=sys.stdout.isatty())
     try:
-        return _follow_to_end(client, name, uid, options, LogOutput(), timeout=timeout)
+        return _follow_to_end(client, name, uid, options, LogOutput())
     except KeyboardInterrupt:
         note_detached(Chosen(client, [client.ref(name)], by_labels=False))
         return int(ExitCode.INTERRUPTED)
@@ -166,13 +161,11 @@ def _follow_to_end(
     options: LogOptions,
     written: LogOutput,
     ended: threading.Event | None = None,
-    *,
-    timeout: float | None = None,
 ) -> int | None:
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import raise_for_state, run_time_text, wait_for
 
-    written.write_all(job_logs.follow(client, name, options, timeout=timeout), ended)
+    written.write_all(job_logs.follow(client, name, options), ended)
     if ended is not None and ended.is_set():
         return None
     state = wait_for(client, name, uid=uid).state
@@ -211,10 +204,3 @@ def _parse_pods(text: str | None) -> frozenset[str]:
     if not all(pods):
         raise UsageError(f"--pod: must be indexes or names of pods like 0,gpt-worker-3 (is {text!r})")
     return frozenset(pods)
-
-
-def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if text is None else re.compile(text)
-    except re.error as error:
-        raise UsageError(f"--grep: {text!r} is not a regular expression: {error}") from None

@@ -161,7 +161,7 @@ LoseProgress = Annotated[
     bool,
     typer.Option(
         "--lose-progress",
-        help="End the pods of a job whose checkpoints only their memory has. Else flk asks on a terminal, or refuses.",
+        help="End the pods of a job whose checkpoints only their memory has.",
     ),
 ]
 JobName = Annotated[

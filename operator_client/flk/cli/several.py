@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -109,17 +108,6 @@ class Chosen:
     def names(self) -> str:
         """The names of the jobs, as a command takes them."""
         return " ".join(map(self.client.word, self.jobs))
-
-    def may_lose(self, agreed: bool) -> bool:
-        """Return whether the jobs may lose what only the memory of their pods has: ask where a user can answer."""
-        if agreed or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return agreed
-        from flk.jobs.lifecycle import losses
-
-        lost = [*losses(self.client, self.jobs)]
-        for text in lost:
-            note(text)
-        return bool(lost) and typer.confirm("Lose it, and start again at step 0?", err=True)
 
     def in_turn(self, act: Act) -> int:
         """Call ``act`` for each job, and return the worst exit code. Raises the error of a single job."""

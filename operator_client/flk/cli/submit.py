@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
+from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, takes_job
 from flk.errors import FlkError, NoKubeconfigError, UsageError
 from flk.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
@@ -37,15 +37,11 @@ def submit(
             help="Create nothing: have the API server check the manifests, and check the cluster as flk doctor does.",
         ),
     ] = False,
-    timeout: Timeout = None,
 ) -> int | None:
     """Train in the cluster: create a job of the kind that the cluster serves (--target), with the code that it runs.
 
     Prints the job's name on stdout. Ctrl-C while following detaches; the job goes on.
     """
-    limit = seconds(timeout, "--timeout")
-    if limit is not None and not follow:
-        raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
     from flk.jobs import lifecycle
     from flk.jobs.submission import prepare
     from flk.observe.client import JobClient
@@ -77,7 +73,7 @@ def submit(
         return None
     from flk.cli.logs import follow_to_end
 
-    return follow_to_end(job.client, job.name, job.uid, timeout=limit)
+    return follow_to_end(job.client, job.name, job.uid)
 
 
 def _check(submission: Submission) -> None:

@@ -32,7 +32,7 @@ def top(
     job: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]",
+            metavar="JOB",
             help="Name of a job.",
             show_default=False,
             callback=valid_jobs,

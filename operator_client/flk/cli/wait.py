@@ -11,13 +11,13 @@ import typer
 
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
-from flk.errors import FlkError, JobNotFoundError, UsageError
+from flk.errors import FlkError, JobNotFoundError
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.output import ProgressLine
-    from flk.jobs.state import State
-    from flk.jobs.wait import Goal, Waited
+    from flk.jobs.state import Phase, State
+    from flk.jobs.wait import Waited
     from flk.observe.client import JobClient, JobRef
 
 
@@ -31,8 +31,7 @@ def wait(
         typer.Option(
             "--for",
             metavar="STATE",
-            help="Wait until the job is in this state (Running, Succeeded, …) or is deleted (delete). "
-            "Default: until it ends.",
+            help="Wait until the job is in this state: Running, Succeeded, … Default: until it ends.",
         ),
     ] = None,
     timeout: Timeout = None,
@@ -45,10 +44,12 @@ def wait(
     on stderr what the job does and why it ended, a line for each change; on a terminal, the last line shows how far the
     job is.
     """
-    limit, until = seconds(timeout, "--timeout"), _goal(goal)
+    limit = seconds(timeout, "--timeout")
     from flk.cli.logs import note_detached
     from flk.cli.output import ProgressLine
+    from flk.jobs.wait import parse_goal
 
+    until = None if goal is None else parse_goal(goal)
     chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
     waiting = _Waiting(limit, until, progress)
@@ -68,7 +69,7 @@ class _Waiting:
     """How to wait for each job, and what is known of those for which the wait has ended."""
 
     limit: int | None
-    goal: Goal | None
+    goal: Phase | None
     progress: ProgressLine
 
     def conclude_all(self, chosen: Chosen) -> int:
@@ -104,9 +105,6 @@ class _Waiting:
         from flk.jobs.answer import get_state
         from flk.jobs.wait import Outcome, Waited
 
-        if self.goal is not None and self.goal.is_deletion:
-            note(f"there is no job {ref.name} in namespace {client.namespace}")
-            return None
         try:
             state = get_state(client, ref.name, note)
         except JobNotFoundError:
@@ -133,7 +131,7 @@ class _Waiting:
                 print(f"  {printable(line)}", file=sys.stderr)
         raise_for_state(state, client, waited.outcome, self.limit, goal=self.goal)
         if self.goal is not None:
-            note(f"job {ref.name} has ended and was never seen as {self.goal.text}")
+            note(f"job {ref.name} has ended and was never seen as {self.goal}")
             return int(ExitCode.ERROR)
         note(f"job {ref.name} succeeded{run_time_text(state)}")
         return None
@@ -141,12 +139,3 @@ class _Waiting:
     def _told(self, text: str) -> None:
         self.progress.clear()
         note(text)
-
-
-def _goal(text: str | None) -> Goal | None:
-    from flk.jobs.wait import Goal
-
-    try:
-        return None if text is None else Goal.parse(text)
-    except ValueError as error:
-        raise UsageError(f"--for: {error}") from None

@@ -15,15 +15,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from flk import labels
-from flk.errors import ApiError, FlkError, UnreadableError
+from flk.errors import FlkError, UnreadableError
 from flk.jobs.state import Phase, State, derive, unreadable
-from flk.kube import Object, RequestTarget
+from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pool import THREADS, ReadPool
 from flk.observe.reader import Reader, view_of
-from flk.observe.resources import SELF_REVIEWS
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
@@ -105,9 +103,6 @@ def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool
     return found
 
 
-_NOBODY: Final = "system:anonymous"
-
-
 def current_owner() -> str:
     """Return where this process submits jobs from: ``user@host``, by their names on this machine."""
     try:
@@ -115,33 +110,6 @@ def current_owner() -> str:
     except (KeyError, OSError):
         name = "unknown"
     return f"{name}@{socket.gethostname()}"
-
-
-def cluster_user(client: JobClient) -> str:
-    """Return the name that the API server has for the user of this client; empty if it does not say one."""
-    body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview", "metadata": {}}
-    try:
-        answer = client.api.call("create", RequestTarget(SELF_REVIEWS), body=body)
-    except ApiError:
-        return ""
-    name = ((answer.get("status") or {}).get("userInfo") or {}).get("username")
-    return "" if name == _NOBODY else str(name or "")
-
-
-def me(client: JobClient) -> str:
-    """Return the name of the user as `cluster_user` does. Raises ApiError if the API server does not say one."""
-    name = cluster_user(client)
-    if not name:
-        raise ApiError(
-            "--mine: the API server does not say who you are (SelfSubjectReview)",
-            hint="name the jobs, or choose them by their labels with -l",
-        )
-    return name
-
-
-def is_of(user: str, job: Object | None) -> bool:
-    """Return whether this user of the cluster has submitted a job."""
-    return job is not None and user != "" and labels.annotations_of(job).get(labels.USER) == user
 
 
 FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace

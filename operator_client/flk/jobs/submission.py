@@ -15,7 +15,7 @@ from flk.jobs.answer import answer_of, keep
 from flk.jobs.choice import first_that_fits
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
-from flk.jobs.listing import cluster_user, current_owner
+from flk.jobs.listing import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.environment import warnings as mistakes
@@ -71,8 +71,8 @@ class Submission:
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """Return a submission that is ready to be created.
 
-    The only requests to the cluster ask who the user is, and read the namespace's defaults and, if the job leaves
-    its target or gang to the cluster, which APIs the cluster serves.
+    The only requests to the cluster read the namespace's defaults and, if the job leaves its target or gang to the
+    cluster, which APIs the cluster serves.
     """
     job = defaults.apply(job, defaults.parse(client.list_defaults()))
     bundle = make_bundle(job, root)
@@ -83,7 +83,6 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
         owner=current_owner(),
-        user=cluster_user(client),
         commit=commit,
         shared=True,
     )

@@ -1,7 +1,7 @@
 """Follow the states of jobs: until they end, get stuck, reach a goal or are deleted, and say how that ended.
 
-`wait_for_all` follows them, `Quiet` chooses the states that are worth a line, `raise_for_state` turns the last one into
-an exit code. Commands and `JobHandle` import it.
+`wait_for_all` follows them, and `raise_for_state` turns the last one into an exit code. Commands and `JobHandle`
+import it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flk.errors import (
     JobRunningError,
     JobStuckError,
     UnreadableError,
+    UsageError,
     WaitTimeoutError,
 )
 from flk.jobs.answer import answer_of, keep, tails
@@ -69,7 +70,7 @@ def wait_for(
     *,
     uid: str | None = None,
     timeout: float | None = None,
-    goal: Goal | None = None,
+    goal: Phase | None = None,
 ) -> Waited:
     """Wait for one job as `wait_for_all` does for several.
 
@@ -88,14 +89,13 @@ def wait_for_all(
     jobs: Sequence[JobRef],
     *,
     timeout: float | None = None,
-    goal: Goal | None = None,
+    goal: Phase | None = None,
     report: Tell = lambda state: None,
     watch: Tell = lambda state: None,
 ) -> Generator[tuple[Sequence[JobRef], Waited | FlkError], None, None]:
     """Wait until each job ends, reaches the goal, gets stuck or ``timeout`` seconds are over.
 
-    Where the goal is the deletion, a job that has ended or is stuck is waited for: it can still be deleted. With a
-    ``timeout`` of 0 nothing is waited for, and a stuck job is one that has not ended.
+    With a ``timeout`` of 0 nothing is waited for, and a stuck job is one that has not ended.
     Yields each job when the wait for it is over, with its last state. Those that do not exist at the beginning come
     first, with JobNotFoundError. Those that cannot be watched any more come together, with the error of the watch.
     ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on.
@@ -116,31 +116,35 @@ def wait_for_all(
 class Conclusion:
     """Says when the wait for one job is over, and tells of its states until then."""
 
-    def __init__(self, goal: Goal | None, ends_stuck: bool, report: Tell, watch: Tell) -> None:
+    def __init__(self, goal: Phase | None, ends_stuck: bool, report: Tell, watch: Tell) -> None:
         """The arguments are as in `wait_for_all`; ``ends_stuck``: the wait ends if the job is stuck."""
         self._goal, self._ends_stuck, self._report, self._watch = goal, ends_stuck, report, watch
         self._failed_at: float | None = None
         self._last: State | None = None
-        self._quiet = Quiet()
+        self._reported: tuple[str, str, str] | None = None
 
     def take(self, state: State, job: Object | None) -> Waited | None:
         """Return how the wait ends with this state of the job, None if it goes on."""
         self._last, goal = state, self._goal
-        deletion = goal is not None and goal.is_deletion
-        if goal is not None and goal.is_met(state, job):
+        # A short job may end before flk sees it run.
+        ran = goal == Phase.RUNNING and state.phase == Phase.SUCCEEDED
+        if goal == state.phase or ran:
             return Waited(state, Outcome.REACHED)
         if job is None:
             return self.now()
-        if state.finished and not deletion:
+        if state.finished:
             # The first pod that ends may not know the cause. Wait a moment for the records of the others.
             self._failed_at = self._failed_at or time.monotonic()
             running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in state.pods)
             if state.phase == Phase.FAILED and running and time.monotonic() - self._failed_at < FAILURE_DELAY:
                 return None
             return Waited(state, Outcome.FINISHED)
-        if self._ends_stuck and state.phase == Phase.STUCK and not deletion:
+        if self._ends_stuck and state.phase == Phase.STUCK:
             return Waited(state, Outcome.STUCK)
-        if self._quiet.is_news(state):
+        # Numbers that count up are no news, nor are longer messages.
+        news = state.phase.value, state.reason, state.attempts[-2].cause if len(state.attempts) > 1 else ""
+        if news != self._reported:
+            self._reported = news
             self._report(state)
         self._watch(state)
         return None
@@ -244,64 +248,12 @@ def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
     yield from ((each, error) for error, each in jobs.items())
 
 
-PAUSE: Final = 1800.0  # seconds after which a state that was reported before may be reported again
-
-
-class Quiet:
-    """Remembers what was reported, so that states that alternate, as in a restart loop, are reported rarely."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._current: tuple[str, ...] | None = None
-        self._reported: dict[tuple[str, ...], float] = {}
-
-    def is_news(self, state: State) -> bool:
-        """Return whether the state should be reported. Numbers that count up are no news, nor are longer messages."""
-        last_cause = state.attempts[-2].cause if len(state.attempts) > 1 else ""
-        key = (state.phase.value, state.reason, last_cause)
-        if key == self._current:
-            return False
-        self._current = key
-        now = self._clock()
-        if key in self._reported and now - self._reported[key] < PAUSE:
-            return False
-        self._reported[key] = now
-        return True
-
-
-_DELETION: Final = ("delete", "deleted")
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The phase that a job shall reach."""
-
-    text: str  # as the user has written it
-    phase: Phase
-
-    @classmethod
-    def parse(cls, text: str) -> Goal:
-        """Return the goal in ``Running`` or ``delete``. Raises ValueError for others."""
-        if text.lower() in _DELETION:
-            return cls(text, Phase.DELETED)
-        for phase in Phase:
-            if text.lower() == phase.value.lower():
-                return cls(text, phase)
-        phases = ", ".join(phase.value for phase in Phase)
-        raise ValueError(f"must be {phases} or delete (is {text!r})")
-
-    @property
-    def is_deletion(self) -> bool:
-        """Whether the goal is the deletion of the job, which a job that has ended may still reach."""
-        return self.phase == Phase.DELETED
-
-    def is_met(self, state: State, job: Object | None) -> bool:
-        """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
-        if self.is_deletion:
-            return job is None
-        # A short job may end before flk sees it run.
-        ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
-        return state.phase == self.phase or ran
+def parse_goal(text: str) -> Phase:
+    """Return the phase that ``Running`` names, for ``--for``. Raises UsageError for others."""
+    for phase in Phase:
+        if text.lower() == phase.value.lower():
+            return phase
+    raise UsageError(f"--for: must be one of {', '.join(phase.value for phase in Phase)} (is {text!r})")
 
 
 def describe(state: State) -> str:
@@ -347,7 +299,7 @@ def raise_for_state(
     outcome: Outcome = Outcome.FINISHED,
     timeout: float | None = None,
     *,
-    goal: Goal | None = None,
+    goal: Phase | None = None,
 ) -> None:
     """Return if the job has succeeded; else raise the error that has the exit code of the contract.
 
@@ -375,9 +327,8 @@ def raise_for_state(
         raise JobDeletedError(
             f"job {name} is gone: {state.message}", hint=f"{command('why', name)} shows what was seen of it last"
         )
-    deletion = goal is not None and goal.is_deletion
-    again = command("wait", name) + (f" --for {goal.text}" if goal else "")
-    if state.phase == Phase.SUSPENDED and not deletion:
+    again = command("wait", name) + (f" --for {goal}" if goal else "")
+    if state.phase == Phase.SUSPENDED:
         hint = f"{command('resume', name)} starts it again"
     elif timeout == 0:
         hint = f"{again} waits for {'that' if goal else 'its end'}"
@@ -386,7 +337,7 @@ def raise_for_state(
     elif state.phase == Phase.STUCK:
         hint = f"{command('why', name)} shows the cause and what to do; {again} waits again"
     else:
-        hint = f"{'nobody has deleted it' if deletion else 'the job goes on'}; {again} waits again"
+        hint = f"the job goes on; {again} waits again"
     if timeout == 0:
         raise JobRunningError(f"job {describe(state)}", hint=hint)
     raise WaitTimeoutError(f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}", hint=hint)

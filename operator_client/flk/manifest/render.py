@@ -36,14 +36,13 @@ def render(
     namespace: str | None = None,
     submission: str = "",
     owner: str = "",
-    user: str = "",
     commit: str = "",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the object of ``job``, which has a name, and then the objects that it owns.
 
     ``submission`` is an id that is equal in all attempts to create this job, ``owner`` who submits it, by the names on
-    the machine, ``user`` by the name that the API server has, and ``commit`` the commit of the code.
+    the machine, ``commit`` the commit of the code.
     With ``shared``, the ConfigMaps have the names of their hashes, and `flk.jobs.lifecycle` has all jobs of the
     namespace share them. Otherwise they have the job's name: kubectl, which cannot share them, creates and deletes
     them with the job.
@@ -65,7 +64,6 @@ def render(
         **({labels.COMMIT: commit} if commit else {}),
         **({labels.SUBMISSION: submission} if submission else {}),
         **({labels.OWNER: owner} if owner else {}),
-        **({labels.USER: user} if user else {}),
     }
     target = TARGETS[job.target_or_default]
     if (job.elastic or job.spares) and not target.scalable:

@@ -33,7 +33,6 @@ NAMESPACES: Final = Resource("", "v1", "namespaces")
 NODES: Final = Resource("", "v1", "nodes")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
-SELF_REVIEWS: Final = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
 ACCESS_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 TRAINING_RUNTIMES: Final = replace(RESOURCES["trainjob"], plural="clustertrainingruntimes", jobs="", install="")
 # Kueue's, and its Visibility API.

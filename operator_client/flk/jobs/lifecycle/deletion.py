@@ -10,8 +10,8 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.suspension import watch_pods_end
-from flk.jobs.listing import ListedJob, in_parallel, is_of, list_observed
-from flk.jobs.state import Phase
+from flk.jobs.listing import in_parallel, list_states
+from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
 from flk.targets import TARGETS, target_of
 
@@ -25,27 +25,19 @@ class Selection:
     selector: str | None = None  # of labels, as kubectl's
     finished: bool = False  # only jobs that have succeeded or failed
     older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
-    user: str = ""  # the user of the cluster who submitted it; empty: any
-    owner: str = ""  # and, since several people may be one user of a cluster, from where: ``user@host``
 
-    def chosen(self, client: JobClient, note: Callable[[str], None]) -> list[JobRef]:
-        """Return the chosen jobs, the oldest first. ``note`` says how many of the user's are from elsewhere."""
+    def chosen(self, client: JobClient) -> list[JobRef]:
+        """Return the chosen jobs, the oldest first."""
         selector = ",".join(filter(None, (labels.JOB, self.selector)))
-        listed = list_observed(client, selector=selector)
         kinds = {target.kind: target for target in TARGETS.values()}
-        chosen = [each.state for each in listed if self._chooses(each, client.now())]
-        elsewhere = [state for state in chosen if self.owner not in ("", state.owner)]
-        if elsewhere:
-            names = ", ".join(state.name for state in elsewhere)
-            note(f"left alone, since another person may be {self.user} there: {names}; delete them by their names")
-        return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen if state not in elsewhere]
+        states = list_states(client, selector=selector)
+        return [
+            JobRef(state.name, kinds[state.kind], state.uid) for state in states if self._chooses(state, client.now())
+        ]
 
-    def _chooses(self, listed: ListedJob, now: float) -> bool:
-        state = listed.state
+    def _chooses(self, state: State, now: float) -> bool:
         ended = state.phase in _ENDED
         if state.phase == Phase.TERMINATING or (self.finished and not ended):
-            return False
-        if self.user and not is_of(self.user, listed.seen.job):
             return False
         since = state.ended if ended and state.ended else state.created
         return self.older_than is None or now - since > self.older_than

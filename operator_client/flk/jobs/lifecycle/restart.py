@@ -31,7 +31,7 @@ from flk.jobs.lifecycle.suspension import (
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import view_job
-from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES, WORKLOADS
+from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
@@ -41,9 +41,6 @@ from flk_runtime.contract import pod_env
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
-_KUEUE: Final = "kueue.x-k8s.io/"
-_OF_USERS: Final = "kueue.x-k8s.io/podset-"  # annotations of a template by which a user asks for a topology
-_PROVISIONING: Final = ("/consume-provisioning-request", "/provisioning-class-name")
 _KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
 _NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -61,7 +58,7 @@ def restart(
 
     Its pods avoid the nodes ``avoid``. ``report`` is called with a line while flk waits for pods to end, and for each
     node in quarantine. Raises WaitTimeoutError if they do not end within ``timeout`` seconds; a job that had not ended
-    is suspended then. Raises UsageError for a job in a queue that has not ended, for ``avoid`` if flk cannot give
+    is suspended then. Raises UsageError for a job in a queue, for ``avoid`` if flk cannot give
     the pods other nodes, and if the job loses progress without ``lose_progress``, JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
@@ -79,13 +76,11 @@ def restart(
                 "has the pods avoid it"
             )
     placed = avoiding(job, avoid)
+    if queue_of(job):  # of one that has ended, Kueue has changed the pods in ways that are not undone
+        again = f"{client.commands.flk('delete', name)}, and submit it again" if end_of(job) else stopping_hint(client)
+        raise UsageError(f"job {name} is in queue {queue_of(job)}: Kueue decides when it runs", hint=again)
     if end_of(job):
         return _recreate(client, placed, timeout, report)
-    if queue_of(job):
-        raise UsageError(
-            f"job {name} is in queue {queue_of(job)} and has not ended: Kueue decides when it runs",
-            hint=stopping_hint(client),
-        )
     refuse_incomplete(client, job)
     refuse_to_lose(view, lose_progress, report)
     if placed != job:  # no controller moves pods that exist, and only one reads a template that has changed
@@ -135,7 +130,7 @@ def _recreate(client: JobClient, job: Object, timeout: float | None, report: Cal
     job exists.
     """
     name = job["metadata"]["name"]
-    own = _manifest(_as_queued(client, job, report), new_submission=True)
+    own = _manifest(job, new_submission=True)
     _say_restarted(own["spec"])
     name_secret(own)  # as for a job that kubectl creates, which the file is for
     manifests = [own, *map(_manifest, _owned_by(client, job))]
@@ -165,44 +160,6 @@ def _recreate(client: JobClient, job: Object, timeout: float | None, report: Cal
         raise
     path.unlink(missing_ok=True)
     return str(created["metadata"]["uid"])
-
-
-def _as_queued(client: JobClient, job: Object, report: Callable[[str], None]) -> Object:
-    """Return the job without what Kueue added to its pod templates when it admitted the job.
-
-    Kueue takes back its additions when it stops a job, but not when the job ends. It never starts a job whose
-    template names another Workload. Node selectors and tolerations become those of the job's Workload, if there is one.
-    """
-    if not queue_of(job):
-        return job
-    selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={job['metadata']['uid']}"}
-    try:
-        workloads = client.api.list_all(client.target(WORKLOADS), selector)[0]
-    except ApiError:
-        workloads = []
-    if not workloads:
-        report("its Workload cannot be read, so the nodes that Kueue has chosen for it are kept")
-    job = copy.deepcopy(job)
-    templates = [role.template for role in target_of(job).replicas(job).values() if role.template.get("spec")]
-    for template in templates:
-        metadata, spec = template.get("metadata") or {}, template["spec"]
-        for part in ("labels", "annotations"):
-            if part in metadata:
-                metadata[part] = {key: value for key, value in metadata[part].items() if not _is_added(key)}
-        gates = [gate for gate in spec.pop("schedulingGates", None) or [] if not gate["name"].startswith(_KUEUE)]
-        if gates:
-            spec["schedulingGates"] = gates
-    for template, pods in zip(templates, workloads[0]["spec"]["podSets"] if workloads else [], strict=False):
-        for key in ("nodeSelector", "tolerations"):
-            template["spec"].pop(key, None)
-            if before := pods["template"]["spec"].get(key):
-                template["spec"][key] = before
-    return job
-
-
-def _is_added(key: str) -> bool:
-    """Return whether Kueue adds this label or annotation to a pod template."""
-    return key.endswith(_PROVISIONING) or (key.startswith(_KUEUE) and not key.startswith(_OF_USERS))
 
 
 def _owned_by(client: JobClient, job: Object) -> list[Object]:
@@ -253,9 +210,7 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
             metadata["ownerReferences"] = owners
         annotations.pop(labels.SUBMISSION, None)
         metadata["annotations"] = annotations
-        if not queue_of(item):
-            policy = made["spec"].get("runPolicy", made["spec"])
-            policy.pop("suspend", None)
+        made["spec"].get("runPolicy", made["spec"]).pop("suspend", None)
         for role in target_of(made).replicas(made).values():
             ((role.template.get("metadata") or {}).get("annotations") or {}).pop(labels.STARTED, None)
     if made["kind"] == "Service":

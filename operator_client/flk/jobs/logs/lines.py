@@ -35,7 +35,6 @@ class LogOptions:
     since: int | None = None  # only lines of the last so many seconds
     previous: bool = False  # of the container before the last restart
     container: str = ""  # of the pods; empty: the one that trains
-    grep: re.Pattern[str] | None = None  # only lines in which it is found
     fold: bool = False  # show equal lines of several ranks as one
     raw: bool = False  # keep control characters and flk's records
     colour: bool = False  # keep ANSI colours
@@ -211,8 +210,6 @@ class PodLines:
         tag, message = (match[0], text[match.end() :]) if match else (launcher, text)
         if not options.raw:
             message = printable(message, colour=options.colour)
-        if options.grep and not options.grep.search(message):
-            return None
         return LogLine(message, tag=tag, rank=rank, **self._where(time))
 
     def _where(self, time: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
-from flk.errors import WaitTimeoutError
 from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, answer_of, is_kept, keep, lines_of_a_pod
 from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import ROUND, PodLog, PodPollers, PodReader
@@ -45,19 +44,12 @@ _AFTER_END: Final = 30.0  # seconds after the job's end in which pods may run on
 _WAITING: Final = (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED)
 
 
-def follow(
-    client: JobClient,
-    name: str,
-    options: LogOptions,
-    *,
-    timeout: float | None = None,
-) -> Generator[LogLine, None, None]:
+def follow(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
     """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
 
-    The last answer about the job is kept. Raises JobNotFoundError if there is no such job, and WaitTimeoutError after
-    ``timeout`` seconds.
+    The last answer about the job is kept. Raises JobNotFoundError if there is no such job.
     """
-    lines = _merged(client, name, options, timeout)
+    lines = _merged(client, name, options)
     folder = Folder() if options.fold else None
     for line in lines:
         if folder is None:
@@ -71,17 +63,11 @@ def follow(
         yield from folder.rest()
 
 
-def _merged(client: JobClient, name: str, options: LogOptions, timeout: float | None) -> Iterator[LogLine | None]:
+def _merged(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine | None]:
     """Yield the lines of all pods as they come, and None after a moment without one."""
-    until = None if timeout is None else time.monotonic() + timeout
     merger = _Merger(client, name, options)
     try:
         while True:
-            if until is not None and time.monotonic() >= until:
-                raise WaitTimeoutError(
-                    f"job {name} has not ended within {timeout:g} s",
-                    hint=f"the job goes on; {client.commands.flk('logs', name)} shows the rest",
-                )
             try:
                 line = merger.lines.get(timeout=0.2)
             except queue.Empty:

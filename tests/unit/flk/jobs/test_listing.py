@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.listing import list_observed
+from flk.jobs.listing import current_owner, list_observed
 from flk.jobs.state import derive
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
@@ -195,3 +195,11 @@ def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jo
     fake.requests.clear()
     assert "at place 2 of 2, behind gpt" in run("list", "-o", "json")[1]
     assert fake.asked("GET").count(PENDING) == 1
+
+
+def test_an_owner_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    assert current_owner().startswith("unknown@")

@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from flk.__main__ import main
-from flk.jobs.wait import Quiet
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.watch import Changed, Listed, list_and_watch
@@ -208,7 +207,6 @@ def shifted(
     monkeypatch.setattr(Follower, "updates", lambda self, until: updates(self, until, 10.0))  # a tenth of the states
     monkeypatch.setattr("flk.observe.follower.queue", clock.queue())
     monkeypatch.setattr("flk.observe.follower.list_and_watch", functools.partial(watch_by_clock, clock))
-    monkeypatch.setattr("flk.jobs.wait.Quiet", lambda: Quiet(clock.monotonic))
     client = JobClient(ApiClient(connect(), sleep=clock.sleep))
     monkeypatch.setattr("flk.observe.client.JobClient.connect", lambda *_: client)
 

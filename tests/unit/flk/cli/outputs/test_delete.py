@@ -20,7 +20,6 @@ LINES = [
     "flk delete gpt --no-wait",
     "flk delete gpt gpt nope resnet",
     "flk delete gpt nope --dry-run",
-    "flk delete nope --dry-run --ignore-not-found",
 ]
 
 
@@ -36,7 +35,7 @@ def test_delete(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
 SELECTIONS = ["--all", "--finished", "-l team=nlp", "--finished --older-than 1h", "--finished --older-than 3h"]
 
 
-@pytest.mark.parametrize("options", [*SELECTIONS, "--all --dry-run", "-l team=none", "nope --ignore-not-found"])
+@pytest.mark.parametrize("options", [*SELECTIONS, "--all --dry-run", "-l team=none"])
 def test_selection(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     jobs.succeeded("old").add_to(fake)
     labelled = jobs.running("busy")
@@ -94,7 +93,6 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--finished --older-than x",
         "--finished --older-than 7",
         "-l ''",
-        "gpt --mine",
     ],
 )
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:

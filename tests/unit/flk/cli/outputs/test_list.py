@@ -15,9 +15,8 @@ def test_no_jobs(terminal: Terminal, snapshot: SnapshotAssertion, options: str) 
     assert terminal(f"flk list{options}") == snapshot
 
 
-@pytest.mark.parametrize("options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --mine"])
+@pytest.mark.parametrize("options", ["", " -A", " -o name", " -A -o name", " -o wide"])
 def test_jobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
-    fake.user = "ada"
     jobs.failed(jobs.RAISED).add_to(fake)
     jobs.running("resnet").add_to(fake)
     jobs.succeeded("bert").add_to(fake)
@@ -30,9 +29,7 @@ def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsserti
     assert terminal("flk list -o json") == snapshot
 
 
-@pytest.mark.parametrize(
-    "options", ["--output xml", "--phase Broken", "--namespace A", "-A -n team", "--context nowhere"]
-)
+@pytest.mark.parametrize("options", ["--output xml", "--namespace A", "-A -n team", "--context nowhere"])
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk list {options}") == snapshot
     assert fake.requests == []

@@ -29,20 +29,12 @@ def test_what_is_there(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--raw",
         "--previous",
         "--pod 1",
-        "--grep '10 l'",
         "-o json",
     ],
 )
 def test_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     jobs.add(fake, "running")
     assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
-
-
-def test_first_error(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
-    jobs.add(fake, "exception on rank 1")
-    lines = "".join(f"[rank 1] {line}\n" for line in jobs.TRACEBACK.splitlines())
-    fake.written["gpt-worker-1"] += lines
-    assert terminal("flk logs gpt --first-error") == snapshot
 
 
 def test_options_of_the_request(terminal: Terminal, fake: FakeApiServer) -> None:
@@ -81,9 +73,7 @@ def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
         "--rank x",
         "--rank ''",
         "--pod ''",
-        "--grep '('",
         "-o yaml",
-        "--first-error --rank 1",
         "--rank 2-1",
         "--tail -1",
         "--tail x",

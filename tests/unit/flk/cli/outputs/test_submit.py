@@ -12,7 +12,7 @@ from tests.support.api_server import JOBS, MAPS, FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs, usage
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
-OWN_OPTIONS = ["--timeout 1x --follow", "--timeout 5s", "--output xml"]
+OWN_OPTIONS = ["--output xml"]
 WRONG_OPTIONS = [*usage.JOB_OPTIONS, *usage.CLUSTER_OPTIONS, *OWN_OPTIONS]
 
 

@@ -89,28 +89,6 @@ def test_of_several_jobs_only_those_are_refused_that_lose_something(training: An
     assert LOST in stderr
 
 
-@pytest.mark.parametrize(("answer", "is_suspended"), [(True, True), (False, False)])
-def test_on_a_terminal_the_user_is_asked(
-    training: Any, run: Run, monkeypatch: pytest.MonkeyPatch, answer: bool, is_suspended: bool
-) -> None:
-    asked: list[str] = []
-
-    def confirm(text: str, **_: Any) -> bool:
-        asked.append(text)
-        return answer
-
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("typer.confirm", confirm)
-    code, _, stderr = run("suspend", "gpt", "stored", "--no-wait")
-    assert (code, suspended(training)) == (0 if answer else 2, is_suspended)
-    assert asked == ["Lose it, and start again at step 0?"]
-    assert f"flk: {LOST}\n" in stderr
-    run("resume", "gpt")
-    run("suspend", "stored", "--no-wait")
-    assert len(asked) == 1, "nothing is lost"
-
-
 def test_a_deletion_says_what_it_ends_and_does_not_ask(training: Any, run: Run) -> None:
     code, stdout, stderr = run("delete", "gpt", "stored", "--no-wait")
     assert (code, stdout.split()) == (0, ["gpt", "stored"])

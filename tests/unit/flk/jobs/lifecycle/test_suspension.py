@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flk.labels import INCOMPLETE, QUEUE, STARTED
-from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS, WORKLOADS
+from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
@@ -244,33 +244,18 @@ def test_a_job_that_somebody_has_created_again_is_left_alone(fake: Any, run: Run
     assert fake.objects[JOBS]["gpt"] is another
 
 
-@pytest.mark.parametrize("workload", [True, False])
-def test_owners_stay_and_what_kueue_added_goes(fake: Any, run: Run, workload: bool) -> None:
+def test_owners_stay(fake: Any, run: Run) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "study", "uid": "uid-study"}
-    job = add_ended(fake)
-    job["metadata"] |= {"ownerReferences": [owner], "labels": {QUEUE: "a", **job["metadata"]["labels"]}}
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    mine = {"key": "mine", "operator": "Exists"}
-    wanted = {"kueue.x-k8s.io/podset-required-topology": "rack", "cluster-autoscaler.kubernetes.io/safe-to-evict": "no"}
-    added = {"kueue.x-k8s.io/workload": "old", "autoscaling.x-k8s.io/consume-provisioning-request": "old"}
-    before = {"metadata": {"labels": {"team": "ml"}, "annotations": wanted}, "spec": {"tolerations": [mine]}}
-    labels = {"team": "ml", "kueue.x-k8s.io/podset": "worker"}
-    template["metadata"] = {"labels": labels, "annotations": wanted | added}
-    nodes = {"nodeSelector": {"pool": "a100"}, "tolerations": [mine, {"key": "spot"}]}
-    template["spec"] |= {**nodes, "schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]}
-    if workload:
-        meta = {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}}
-        pods = {"name": "worker", "template": before}
-        fake.objects[WORKLOADS] = {"w": {"metadata": meta, "spec": {"podSets": [pods]}}}
+    add_ended(fake)["metadata"]["ownerReferences"] = [owner]
+    assert run("restart", "gpt")[0] == 0
+    assert fake.objects[JOBS]["gpt"]["metadata"]["ownerReferences"] == [owner]
+
+
+def test_a_job_that_has_ended_in_a_queue_is_submitted_again_by_its_user(fake: Any, run: Run) -> None:
+    add_ended(fake)["metadata"]["labels"][QUEUE] = "a"
     code, _, stderr = run("restart", "gpt")
-    assert (code, "the nodes that Kueue has chosen for it are kept" in stderr) == (0, not workload)
-    after = fake.objects[JOBS]["gpt"]
-    assert after["metadata"]["ownerReferences"] == [owner]
-    made = after["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    assert made["metadata"] == before["metadata"]
-    expected = before["spec"] if workload else nodes
-    assert {key: value for key, value in made["spec"].items() if key not in ("containers", "volumes")} == expected
-    assert made["spec"]["containers"]
+    assert (code, "flk delete gpt -n team, and submit it again" in stderr) == (2, True)
+    assert {request.method for request in fake.requests} == {"GET"}
 
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
