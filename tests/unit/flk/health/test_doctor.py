@@ -233,7 +233,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.OK,
         "could hold 4 pods of 4 nvidia.com/gpu if they were empty, and the job has 2",
     ),
-
     "taint of the nodes with GPUs": (
         "capacity",
         {"nodes": [node("a"), node("b", taints=SPOT, **GPUS), node("c", taints=SPOT, **GPUS), node("d", taints=SPOT)]},
