@@ -17,7 +17,7 @@
         └── JobRunningError   101   the job has not ended, and flk was told not to wait
 
 *: the code says because of what: 2 the environment or an option, 100 the user's code, 104 the infrastructure, and of a
-job that failed 124 its deadline or its idle timeout.
+job that failed 124 its deadline.
 
 `flk.__main__` prints an error as an `error:` line and a `hint:` line, and exits with its code. Ctrl-C exits with 130.
 Any other exception is a bug of flk: it ends in a traceback, with code 1.

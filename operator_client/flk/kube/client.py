@@ -134,6 +134,10 @@ class ApiClient:
         """Return whether the cluster serves a kind of objects, as it has told within the last minute."""
         return self._discovery.serves(resource)
 
+    def ask_what_is_served(self) -> None:
+        """Have `serves` tell what the cluster serves now."""
+        self._discovery.ask()
+
     def served(self, resource: Resource) -> Resource:
         """Return a kind of objects in the version in which flk uses it in this cluster.
 

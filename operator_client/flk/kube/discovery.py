@@ -55,6 +55,10 @@ class Discovery:
         groups = self._groups()
         return not groups or self._version(resource, groups) is not None
 
+    def ask(self) -> None:
+        """Ask the server now, whatever it has told before."""
+        self._groups(fresh=True)
+
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""
         resource = target.resource

@@ -127,7 +127,7 @@ class JobClient:
         refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
-        for target in [known] if known else self._served():
+        for target in [known] if known else self._kinds():
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
@@ -180,6 +180,17 @@ class JobClient:
         every = list(TARGETS.values())
         return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
 
+    def _kinds(self) -> Iterator[targets.Target]:
+        """Yield the kinds of jobs that the cluster serves: those that were known to be, then those installed since."""
+        served = self._served()
+        yield from served
+        yield from self._installed_since(served)
+
+    def _installed_since(self, served: list[targets.Target]) -> list[targets.Target]:
+        """Return the kinds of jobs besides these that the cluster serves now."""
+        self.api.ask_what_is_served()
+        return [target for target in self._served() if target not in served]
+
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
         return self._targets.get(name) or targets.target_of(self.get_job(name))
@@ -196,7 +207,10 @@ class JobClient:
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))
         where = None if all_namespaces else self.namespace
-        replies = self._lists_of(self._served(), where, selector, metadata_only)
+        served = self._served()
+        replies = self._lists_of(served, where, selector, metadata_only)
+        if not any(isinstance(reply, list) and reply for reply in replies):
+            replies += self._lists_of(self._installed_since(served), where, selector, metadata_only)
         found = [job for reply in replies if isinstance(reply, list) for job in reply]
         unknown = [reply for reply in replies if isinstance(reply, FlkError)]
         if len(unknown) == len(replies):

@@ -32,7 +32,7 @@ class ExitCode(enum.IntEnum):
     NOT_FOUND = 102  # there is no job of that name
     CANCELLED = 103  # the job was deleted or cancelled
     INFRASTRUCTURE = 104  # a lost node, a missing image, out of memory, a pod that never joined
-    TIMEOUT = 124  # the job's deadline or idle timeout passed, or the time that a command was given
+    TIMEOUT = 124  # the job's deadline passed, or the time that a command was given
     INTERRUPTED = 130  # Ctrl-C (SIGINT)
     PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
     UNUSABLE = 144  # in pods only: a lost GPU, an unhealthy node or an unkillable rank: another pod replaces this one

@@ -83,9 +83,7 @@ def test_the_help_of_a_command_on_a_job_is_short_and_help_all_has_each_option_on
 
 def test_each_flag_of_a_job_belongs_to_one_topic_of_the_help() -> None:
     flags = [row.name for row in rows(Job) if row.option.metavar]
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
-        [*flags, "module", "file", "env_file", "no_ship"]
-    )
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted([*flags, "module", "file", "no_ship"])
 
 
 # The commands that create or change something in a cluster, and why one has no --dry-run.

@@ -453,18 +453,6 @@ def test_client_certificates(use: Any, tls_server: Any, given: str) -> None:
     assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
 
 
-def test_a_refused_certificate_of_a_plugin_stays_in_use(use: Any, tls_server: Any) -> None:
-    server, cert, key = tls_server
-    version = "client.authentication.k8s.io/v1"
-    status = {"clientCertificateData": cert, "clientKeyData": key}
-    reply = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
-    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "tls.crt"}
-    use(plugin(f"print({reply!r})") | {"clusters": [{"name": "c", "cluster": cluster}]})
-    access = connect()
-    access.renew(access.headers())
-    assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
-
-
 def test_renewal_takes_server_and_impersonation_from_the_new_kubeconfig(use: Any) -> None:
     (path,) = use(with_user(token="old"))
     access = connect()

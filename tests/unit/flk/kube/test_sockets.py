@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import re
-import select
 import socket
 import ssl
 import struct
@@ -19,7 +18,6 @@ from typing import Any
 
 import pytest
 import urllib3
-from urllib3.util.ssltransport import SSLTransport
 
 from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
@@ -47,7 +45,6 @@ class Server:
         self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
         self.proxies = ""  # "http": it is a proxy to itself
-        self.forwards = ""  # it is a proxy to this address
         self.tls: ssl.SSLContext | None = None  # with which connections begin
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -76,10 +73,6 @@ class Server:
         if self.proxies == "http":
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             head = self._head(connection)
-        if self.forwards:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            self._forward(connection, socket.create_connection(self.forwards.split(":")))
-            return
         if self.redirect:
             connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {self.redirect}\r\n\r\n".encode())
             connection.close()
@@ -108,17 +101,6 @@ class Server:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if not self.stays_open:
             connection.close()
-
-    @staticmethod
-    def _forward(client: socket.socket, behind: socket.socket) -> None:
-        other = {client: behind, behind: client}
-        with client, behind:
-            while True:
-                for source in select.select(list(other), [], [])[0]:
-                    data = source.recv(1 << 16)
-                    if not data:
-                        return
-                    other[source].sendall(data)
 
     def _head(self, connection: socket.socket) -> str:
         data = b""
@@ -213,34 +195,6 @@ def test_the_proxy_is_that_of_other_requests(server: Server, tmp_path: Path, mon
     path.write_text(json.dumps(config))
     assert JobClient.connect().execute(POD, ["true"], 60).code == 0
     assert [head.split()[0] for head in server.heads] == ["GET", "CONNECT", "GET"]
-
-
-def test_an_https_proxy_is_spoken_to_in_tls(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made = make_certificate(tmp_path, "test", alternative="DNS:localhost,DNS:api.example.com")
-    monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
-    monkeypatch.setenv("HTTPS_PROXY", f"https://anna:se%40cret@localhost:{server.address.rpartition(':')[2]}")
-    behind = Server()
-    server.forwards = behind.address
-    behind.messages = [on(STATUS, DONE)]
-    for each in (server, behind):
-        each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        each.tls.load_cert_chain(made.path, made.key)
-    opened: list[SSLTransport] = []
-    transport = sockets._transport
-    monkeypatch.setattr(sockets, "_transport", lambda access: opened.append(found := transport(access)) or found)
-    client = connect("https://api.example.com")
-    assert client.execute(POD, ["true"], 60).code == 0
-    behind.messages = OF_A_PORT
-    assert received(client) == b"hello"
-    assert [each.fileno() for each in opened] == [-1, -1]  # closed
-    behind.close()
-    for head in server.heads:
-        assert "CONNECT api.example.com:443" in head
-        assert base64.b64encode(b"anna:se@cret").decode() in head
-    assert "container=pytorch" in behind.heads[0]
-    assert "/portforward?ports=8080" in behind.heads[1]
 
 
 def test_a_redirect_gets_no_credentials(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,14 +231,6 @@ def pod(uid: str, owner: str = "job-1") -> dict[str, Any]:
     return {"metadata": {"name": "gpt-worker-0", "uid": uid, "labels": labels, "ownerReferences": owners}}
 
 
-def test_update_has_the_job_and_its_pods(fake: Any, client: JobClient) -> None:
-    fake.add("pytorchjobs", job())
-    fake.add("pods", pod("pod-1"))
-    first = next(follow_job(client, "gpt"))
-    assert first.job is not None
-    assert [p["metadata"]["uid"] for p in first.pods] == ["pod-1"]
-
-
 def test_job_that_is_not_there(fake: Any, client: JobClient) -> None:
     with pytest.raises(JobNotFoundError):
         next(follow_job(client, "gpt"))

@@ -61,7 +61,6 @@ JOB_OPTIONS = [
     "--node-selector gpu",
     "--toleration a:Never",
     "--avoid-node node_a",
-    "--claim one_gpu",
     "--resource gpu=8",
     "--label team",
     "--annotation 'a b=c'",
