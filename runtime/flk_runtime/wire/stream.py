@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from flk_runtime.wire.registry import MessageError, Registry
 from flk_runtime.wire.session import CODE, LENGTHS, Session
@@ -15,17 +15,6 @@ from flk_runtime.wire.session import CODE, LENGTHS, Session
 M = TypeVar("M")
 _HANDSHAKE_TIMEOUT: Final = 10.0  # seconds
 _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in the processor's cache for the code
-
-
-class Socket(Protocol):
-    """The methods of a socket that a stream calls. `flk_diloco.tls.TlsSocket` has them too."""
-
-    def settimeout(self, seconds: float | None, /) -> None: ...
-    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
-    def send(self, data: memoryview, /) -> int: ...
-    def recv_into(self, buffer: memoryview, /) -> int: ...
-    def shutdown(self, how: int, /) -> None: ...
-    def close(self) -> None: ...
 
 
 class Stream(Generic[M]):
@@ -38,7 +27,7 @@ class Stream(Generic[M]):
 
     def __init__(
         self,
-        sock: Socket,
+        sock: Any,
         session: Session,
         registry: Registry[M],
         timeout: float | None = _HANDSHAKE_TIMEOUT,
@@ -47,8 +36,8 @@ class Stream(Generic[M]):
     ) -> None:
         """Greet, and wait for the greeting of the other end, unless both have. The socket is closed if that fails.
 
-        ``first`` is a message, with the bytes of bulk data behind it, that was received before, and ``rest`` what was
-        received behind it.
+        ``sock`` has the methods of a socket, as TLS around one has. ``first`` is a message, with the bytes of bulk data
+        behind it, that was received before, and ``rest`` what was received behind it.
         """
         self.sent = self.received = 0  # bytes, of TCP's content
         self._socket, self._session, self._registry = sock, session, registry
