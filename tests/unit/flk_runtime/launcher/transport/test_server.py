@@ -20,7 +20,7 @@ PODS = 3
 STARTED = AttemptStarted(0, "10.0.0.1", 29500, [], "0-2")
 
 
-class Starter:
+class Starter(Leader):
     """A leader that starts an attempt when all pods are connected."""
 
     all_know_the_end = False
