@@ -509,12 +509,12 @@ class Agent:
     # The end -----------------------------------------------------------------------------------------------------
 
     def fail_without_server(self, error: ServerDiedError) -> int:
-        """End this launcher after the fork server has died, and the ranks with it. Returns the exit code."""
-        failure, attempt = self.ranks.failure_of_server(str(error)), self.attempt
-        if attempt:
-            self.member.report_failure(attempt.started, failure)
-            self.member.wait_until_sent(LAST_WAIT)  # else the leader takes this launcher for killed
-        return self.records.finish_without_ranks(failure, attempt.history if attempt else [])
+        """End this launcher after the fork server has died, and the ranks with it. Returns the exit code.
+
+        To the leader this launcher was killed.
+        """
+        failure = self.ranks.failure_of_server(str(error))
+        return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish_stopped(self, stop: _Stop) -> int:
         end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])

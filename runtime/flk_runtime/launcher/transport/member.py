@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class Member:
         self._over = False
         self._ahead, self._skew_logged = 0.0, False  # of the leader's clock, in seconds, if that is much
         self._status: PodStatus | None = None
-        self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
+        self._loop: PeerLoop[Peer, FromMember | _Ready] = PeerLoop()
 
     def start(self) -> None:
         """Start the thread, which connects to the leader and joins the first attempt."""
@@ -97,12 +96,6 @@ class Member:
     def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
         self._loop.put(messages.FailureReport(attempt.number, failure))
-
-    def wait_until_sent(self, seconds: float) -> None:
-        """Wait at most ``seconds`` until all messages that were put before have been sent."""
-        sent = threading.Event()
-        self._loop.put(sent)
-        sent.wait(seconds)
 
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
         """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them.
@@ -172,13 +165,11 @@ class Member:
         if status and status.usage and self._status is status:
             self._status = replace(status, usage=None)
 
-    def _take(self, item: FromMember | _Ready | threading.Event, peer: Peer) -> None:
+    def _take(self, item: FromMember | _Ready, peer: Peer) -> None:
         """Do what another thread of this process wants."""
         if isinstance(item, _Ready):
             self._ready = item
             self._join(peer, item)
-        elif isinstance(item, threading.Event):
-            item.set()
         else:
             if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
                 last = replace(self._history[-1], restored=item.step, restored_from=item.source)
