@@ -38,7 +38,7 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
     """No launcher is left that knows the attempts, and the namespace keeps no records."""
     folder = tmp_path / "gpt"
     records, _ = writer(settings_of(str(folder)))
-    assert records.kept
+    assert records._kept
     assert records.former() == ([], False)
     records.write_running(RUNNING)
     assert records._kept
