@@ -15,7 +15,7 @@ from flk_diloco import messages
 from flk_diloco.messages import Data, FromHub, FromWorker, Peer
 from flk_diloco.options import Membership
 from flk_runtime.errors import RendezvousError, SetupError
-from flk_runtime.wire import LEASE, Backoff, Lease, Refused, Stream, VersionError
+from flk_runtime.wire import LEASE, Backoff, Refused, Stream, VersionError
 
 Received = tuple[FromHub, Data]
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect, see `Backoff`
@@ -45,7 +45,7 @@ class HubExchange:
         ``patience``: seconds without a hub after which `get` raises RendezvousError. ``log`` takes a line.
         """
         self._membership, self._layout, self._digest = membership, layout, digest
-        self._patience, self._log, self._lease = patience, log, Lease(lease)
+        self._patience, self._log, self._lease = patience, log, lease
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._version = version  # received

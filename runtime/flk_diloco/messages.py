@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, get_args
 
-from flk_runtime.wire import Lease, Refused, Registry, Session, Stream
+from flk_runtime.wire import BEATS, Refused, Registry, Session, Stream
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ Peer = Stream[Message]
 Data = bytes | bytearray
 
 
-def send_queued(peer: Peer, items: SimpleQueue[Any], lease: Lease) -> None:
+def send_queued(peer: Peer, items: SimpleQueue[Any], lease: float) -> None:
     """Send messages until one is None or the connection ends, and that this end is there when there are none."""
     with contextlib.suppress(OSError):
         while True:
             try:
-                item = items.get(timeout=lease.interval)
+                item = items.get(timeout=lease / BEATS)
             except Empty:
                 item = (Alive(), b"")
             if item is None:

@@ -17,7 +17,7 @@ from flk_runtime.contract.foreign import Seconds, Within
 from flk_runtime.contract.options import OUTER_DTYPES
 from flk_runtime.errors import SetupError
 from flk_runtime.system.host import is_loopback
-from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
+from flk_runtime.wire import LEASE, Acceptor, Refused, listen
 
 _TICK = 0.5  # seconds
 _Item = tuple[FromHub, Data]
@@ -54,7 +54,7 @@ class Hub:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
         if not secret and not is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
-        self._lease, self._log = Lease(LEASE), log
+        self._log = log
         listener = listen(address, port)
         self.port = int(listener.getsockname()[1])
         self._acceptor = Acceptor(
@@ -62,7 +62,6 @@ class Hub:
             lambda: messages.session(secret, serves=True),
             messages.MESSAGES,
             log,
-            lease=self._lease,
         )
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
@@ -120,7 +119,7 @@ class Hub:
             with self._lock:
                 problem = self._problem(hello)
                 if not problem:
-                    peer = _Peer(stream, self._lease)
+                    peer = _Peer(stream)
                     self._join(peer, hello)
             if peer is None:
                 stream.send(Refused(problem))
@@ -214,12 +213,12 @@ class Hub:
 class _Peer:
     """A connection to a worker, and the thread that sends to it, so that a slow worker holds up no other."""
 
-    def __init__(self, stream: Peer, lease: Lease) -> None:
+    def __init__(self, stream: Peer) -> None:
         self.stream = stream
         self.incarnation = ""  # of the worker's process
         self.forgotten = False
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        threading.Thread(target=messages.send_queued, args=(stream, self._queue, lease), daemon=True).start()
+        threading.Thread(target=messages.send_queued, args=(stream, self._queue, LEASE), daemon=True).start()
 
     def post(self, message: FromHub, data: bytes) -> None:
         self._queue.put((message, data))

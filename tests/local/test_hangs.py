@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 
@@ -206,7 +205,4 @@ def test_a_slow_rank_is_in_the_record(forked_pods: Callable[..., Pods]) -> None:
     slow = records()[0].slow
     assert [(each.rank, each.pod_name, each.node) for each in slow] == [(2, "test-worker-2", "node-a")]
     assert slow[0].factor >= 1.5
-    # Stacks on demand do not disturb the job.
-    job.running[1].send_signal(signal.SIGQUIT)
-    job.until(lambda: "train.py:7" in job.log(1) or "train.py:8" in job.log(1), "the launcher prints stacks")
     job.kill()

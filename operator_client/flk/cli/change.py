@@ -144,7 +144,9 @@ def scale(
     pods: Annotated[int, typer.Argument(metavar="PODS", min=1, help="How many pods train.", show_default=False)],
     context: Context = None,
     namespace: Namespace = None,
-    lose_progress: LoseProgress = False,
+    lose_progress: Annotated[
+        bool, typer.Option("--lose-progress", help="End several pods at once though only their memory has checkpoints.")
+    ] = False,
 ) -> None:
     """Change the number of pods of an elastic job, within the limits of its --elastic MIN:MAX.
 

@@ -29,7 +29,7 @@ from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -188,10 +188,6 @@ class LocalRun:
             del pod.rest[fd]
 
     def _handle_signal(self, number: int) -> None:
-        if number == signal.SIGQUIT:  # its launcher prints the stacks of all ranks
-            if 0 in self._pods:
-                self._pods[0].process.send_signal(number)
-            return
         if self._stopped_by is not None:
             if number == signal.SIGINT:  # Ctrl-C again kills at once
                 self._kill()

@@ -20,7 +20,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
-from flk_runtime.launcher.control import STACKS_SIGNAL, Control, ThreadFailed, Wakeup, start_thread
+from flk_runtime.launcher.control import Control, ThreadFailed, Wakeup, start_thread
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.processes.forkserver import ServerDiedError
@@ -36,7 +36,6 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.processes.service import Service
-    from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
 from dataclasses import field
 
@@ -110,7 +109,6 @@ class PodAttempt:
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
-_NO_FORMER_RECORD = "attempts are counted from 1: no record of launchers before these is kept"
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 
@@ -309,12 +307,6 @@ class Agent:
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
 
-    def tell_unreadable(self, attempt: int, copies: list[Copy]) -> None:
-        """Tell the leader, from any thread, while the attempt runs: once it is over, its end may be why."""
-        running = self._running
-        if running and running.started.number == attempt:
-            self.member.send(messages.CopiesUnreadable(copies))
-
     def _end_in_ledger(self, failure: Failure) -> None:
         if self.records.ledger:
             failed, hung = not failure.kind.meaning.saves, failure.kind is Kind.HANG
@@ -406,9 +398,6 @@ class Agent:
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> None:
-        if number == STACKS_SIGNAL:
-            self.control.print_stacks()
-            return
         if self.stop:
             if number == signal.SIGINT:  # Ctrl-C again; the kubelet may repeat SIGTERM, while the ranks save
                 self.ranks.kill()
@@ -477,8 +466,6 @@ class Agent:
             if reached and step == 0:
                 number = attempt.started.number + 1
                 self.records.log(f"attempt {number} began at step 0 again; step {reached} had been reached before")
-            if not (attempt.started.number or self.records.kept or self.settings.parent) and step > 0:
-                self.records.log(_NO_FORMER_RECORD)
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
@@ -501,12 +488,12 @@ class Agent:
     # The end -----------------------------------------------------------------------------------------------------
 
     def fail_without_server(self, error: ServerDiedError) -> int:
-        """End this launcher after the fork server has died, and the ranks with it. Returns the exit code."""
-        failure, attempt = self.ranks.failure_of_server(str(error)), self.attempt
-        if attempt:
-            self.member.report_failure(attempt.started, failure)
-            self.member.wait_until_sent(LAST_WAIT)  # else the leader takes this launcher for killed
-        return self.records.finish_without_ranks(failure, attempt.history if attempt else [])
+        """End this launcher after the fork server has died, and the ranks with it. Returns the exit code.
+
+        To the leader this launcher was killed.
+        """
+        failure = self.ranks.failure_of_server(str(error))
+        return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish_stopped(self, stop: _Stop) -> int:
         end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])

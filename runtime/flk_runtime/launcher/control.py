@@ -1,10 +1,9 @@
 """What reaches the launcher from outside of its loop: signals, events of threads, and questions of processes.
 
-A process in the pod asks the launcher for the stacks of all ranks, or for the telemetry.
-
-``kill -QUIT`` makes the launcher print them into its log. ``python -m flk_runtime stacks``, in the same container,
-prints them as JSON; `flk stacks` runs it in a pod. ``metrics`` in the place of ``stacks`` prints the telemetry of the
-job. Both find the launcher by a Unix socket in the launcher's folder, and write the name of the question as one line.
+A process in the pod asks the launcher for the stacks of all ranks, or for the telemetry: ``python -m flk_runtime
+stacks``, in the same container, prints the stacks as JSON; `flk stacks` runs it in a pod. ``metrics`` in the place of
+``stacks`` prints the telemetry of the job. Both find the launcher by a Unix socket in the launcher's folder, and write
+the name of the question as one line.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract.failure import ExitCode
-from flk_runtime.launcher.hangs import diagnosis
 from flk_runtime.wire import serve
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STACKS_SIGNAL: Final = signal.SIGQUIT  # prints the stacks of all ranks of the job, as a JVM prints its threads
-HANDLED_SIGNALS: Final = (*STOP_SIGNALS, STACKS_SIGNAL)
 
 
 def exit_code_of_signal(number: int) -> int:
@@ -51,7 +47,7 @@ class Wakeup:
 
     def install(self) -> None:
         """Handle the launcher's signals. Process 1 of a container ignores signals without a handler."""
-        for number in HANDLED_SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
     def post(self, event: Any) -> None:
@@ -67,8 +63,6 @@ class Wakeup:
 
     def _handle(self, number: int, frame: object) -> None:
         if self.starting:  # there are no ranks yet
-            if number == STACKS_SIGNAL:
-                return
             os._exit(exit_code_of_signal(number))
         self.signals.append(number)
         self.wake()
@@ -105,7 +99,6 @@ def posting(function: Callable[..., None], post: Callable[[ThreadFailed], None])
 
 FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
 _SOCKET: Final = "control"
-_LOG: Final = "log"  # who asks when the report goes into the launcher's log
 _TIMEOUT: Final = 30.0  # seconds in which the leader answers
 _QUESTION_LIMIT: Final = 100  # bytes
 
@@ -113,13 +106,12 @@ _QUESTION_LIMIT: Final = 100  # bytes
 class Control:
     """Answers processes that ask this launcher, in a thread for each."""
 
-    def __init__(self, folder: str, ask: Mapping[str, Callable[[str], None]], log: Callable[[str], None]) -> None:
+    def __init__(self, folder: str, ask: Mapping[str, Callable[[str], None]]) -> None:
         """``folder`` is the launcher's temporary folder. ``ask`` has a function for each question, by its name.
 
         It gets the name of the asker and asks the leader; `answer` gets what it answers.
         """
         self._ask = ask
-        self._log = log
         self._answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}  # by the name under which the leader was asked
         self._numbers = itertools.count(1)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -129,16 +121,9 @@ class Control:
             arguments = self._listener, self._serve, "question"
             threading.Thread(target=serve, args=arguments, name="control", daemon=True).start()
 
-    def print_stacks(self) -> None:
-        """Print the stacks of all ranks into the log, as soon as they are gathered."""
-        self._ask["stacks"](_LOG)
-
     def answer(self, asker: str, found: dict[str, Any]) -> None:
         """Give what the leader has answered to its asker."""
-        if asker == _LOG:
-            for line in diagnosis.lines_of(found):
-                self._log(line)
-        elif answers := self._answers.get(asker):
+        if answers := self._answers.get(asker):
             answers.put(found)
 
     def _serve(self, connection: socket.socket) -> None:

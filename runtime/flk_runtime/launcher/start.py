@@ -143,8 +143,8 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService
 
-        def tell_unreadable(attempt: int, copies: list[Copy]) -> None:  # an attempt runs, so the agent is there
-            agent.tell_unreadable(attempt, copies)
+        def tell_unreadable(attempt: int, copies: list[Copy]) -> None:  # an attempt runs, so the member is there
+            member.send(messages.CopiesUnreadable(attempt, copies))
 
         memory = MemoryService.open(settings, wake=wakeup.wake, post=wakeup.post, unreadable=tell_unreadable, log=log)
     port = rendezvous.port if rendezvous else settings.rendezvous_port
@@ -160,11 +160,10 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
         lambda: memory.received_at if memory else 0.0,
         _started_meter(settings) if settings.telemetry else None,
     )
-    control = Control(error_folder, questions, log)
-    agent = Agent(
+    control = Control(error_folder, questions)
+    return Agent(
         settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, service=service
     )
-    return agent
 
 
 def _started_meter(settings: Settings) -> Meter:
@@ -183,8 +182,8 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     try:
         if settings.fork:
             preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
-        elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
-            import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
+        elif settings.pod == 0 or not importlib.util.find_spec("torch"):
+            import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
     except ImportError as error:
         raise SetupError(f"{sys.executable} cannot import torch: {error}") from error
 

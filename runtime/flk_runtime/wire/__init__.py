@@ -16,27 +16,26 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_di
 """
 
 from flk_runtime.wire.acceptor import Acceptor
-from flk_runtime.wire.connection import LEASE, Backoff, Connection, Lease, was_closed
+from flk_runtime.wire.connection import BEATS, LEASE, Backoff, Connection, was_closed
 from flk_runtime.wire.listener import accept, listen, serve
-from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry, Unreadable
+from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry
 from flk_runtime.wire.session import Session, StrangerError, VersionError
 from flk_runtime.wire.stream import Stream, reason
 
 __all__ = [
+    "BEATS",
     "LEASE",
     "Acceptor",
     "Backoff",
     "Connection",
     "Done",
     "Failed",
-    "Lease",
     "MessageError",
     "Refused",
     "Registry",
     "Session",
     "StrangerError",
     "Stream",
-    "Unreadable",
     "VersionError",
     "accept",
     "listen",

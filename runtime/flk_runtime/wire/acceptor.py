@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from flk_runtime.wire.connection import LEASE, Connection
 from flk_runtime.wire.listener import accept
-from flk_runtime.wire.registry import Registry, Unreadable
+from flk_runtime.wire.registry import Registry
 from flk_runtime.wire.session import Session
 from flk_runtime.wire.stream import Stream, reason
 
@@ -137,8 +137,6 @@ class Acceptor(Generic[M]):
                 message = next(connection.messages(), None)
             if message is None:
                 return
-            if isinstance(message, Unreadable):
-                raise ConnectionError(f"it sent a message that cannot be read: {message.reason}")
             self._selector.unregister(connection.socket)
             take(connection, stranger.address, message)
             del self._strangers[stranger]

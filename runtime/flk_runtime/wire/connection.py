@@ -1,6 +1,6 @@
 """Connection: a non-blocking end of a connection, with messages over a socket that a loop selects.
 
-`Lease` says how long the other end may be silent before it counts as lost, and `Backoff` when to try again.
+`LEASE` says how long the other end may be silent before it counts as lost, and `Backoff` when to try again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from flk_runtime.contract import user_env
-from flk_runtime.wire.registry import MessageError, Registry, Unreadable
+from flk_runtime.wire.registry import MessageError, Registry
 from flk_runtime.wire.session import LENGTHS, Session
 from flk_runtime.wire.stream import Stream
 
@@ -23,22 +23,8 @@ _LARGEST_INT: Final = 2**31 - 1
 _UNSENT_LIMIT: Final = 1 << 24  # bytes; a peer that reads so slowly is given up
 
 
-class Lease(float):
-    """A time in seconds. An end that has nothing to send says that it is there three times in it."""
-
-    __slots__ = ()
-
-    @property
-    def interval(self) -> float:
-        """Seconds without another message after which an end says that it is there."""
-        return self / 3
-
-    def silence(self, heard: float, now: float) -> str:
-        """Say that the other end, last heard of at ``heard``, has been silent for too long; empty if it has not."""
-        return f"it was silent for {now - heard:.0f} s" if now - heard > self else ""
-
-
-LEASE = Lease(user_env.LEASE.default)
+LEASE: Final = float(user_env.LEASE.default)  # seconds that the other end may be silent before it counts as lost
+BEATS: Final = 3  # times in a lease that an end says that it is there, if it has nothing else to send
 
 
 # Without a state: threads of a rank draw too, and the script's own numbers must not depend on when they do.
@@ -76,8 +62,8 @@ class Connection(Generic[M]):
     def __init__(self, sock: socket.socket, session: Session, registry: Registry[M], lease: float, now: float) -> None:
         """The kernel gives up data that the peer does not confirm within the ``lease``, a time in seconds."""
         sock.setblocking(False)
-        self.lease = lease if isinstance(lease, Lease) else Lease(lease)
-        _configure(sock, self.lease)
+        self.lease = lease
+        _configure(sock, lease)
         self.socket = sock
         self.session = session
         self.heard = now
@@ -94,7 +80,7 @@ class Connection(Generic[M]):
 
     def silence(self, now: float) -> str:
         """Say that the other end has been silent for longer than the lease; empty if it has not."""
-        return self.lease.silence(self.heard, now)
+        return f"it was silent for {now - self.heard:.0f} s" if now - self.heard > self.lease else ""
 
     def send(self, message: M) -> None:
         """Send a message, or as much of it as the kernel takes now."""
@@ -114,11 +100,11 @@ class Connection(Generic[M]):
             while self._unsent:
                 self._unsent = self._unsent[self.socket.send(self._unsent[:_CHUNK]) :]
 
-    def receive(self, now: float) -> Iterator[M | Unreadable]:
+    def receive(self, now: float) -> Iterator[M]:
         """Read the bytes that have arrived, and yield the messages that are complete.
 
         Raises VersionError, StrangerError for frames without the right authentication code, and ConnectionError at the
-        end of the stream, for frames that are too long, and for bytes that are no greeting.
+        end of the stream, for frames that are too long or no message, and for bytes that are no greeting.
         """
         if self.read(now):
             yield from self.messages()
@@ -135,7 +121,7 @@ class Connection(Generic[M]):
         self._received += data
         return True
 
-    def messages(self) -> Iterator[M | Unreadable]:
+    def messages(self) -> Iterator[M]:
         """Yield the complete messages among the bytes that were read. Raises as `receive`."""
         if not self.session.met:
             self._take(self.session.meet(self._received))
@@ -143,11 +129,12 @@ class Connection(Generic[M]):
             length, self._data_length = self.session.lengths(self._received)
             if len(self._received) < length:
                 return
-            message = self.session.open(self._take(length))
+            content = self.session.open(self._take(length))
             try:
-                yield self._registry.decode(message)
+                message = self._registry.decode(content)
             except MessageError as error:
-                yield Unreadable(str(error))
+                raise ConnectionError(f"{self.session.other} sent what is {error}") from error
+            yield message
 
     def to_stream(self, message: M) -> Stream[M]:
         """Go on as a blocking end, which receives ``message`` next: the first one, which was read here."""
@@ -169,11 +156,11 @@ def was_closed(error: OSError) -> bool:
     return isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
-def _configure(sock: socket.socket, lease: Lease) -> None:
+def _configure(sock: socket.socket, lease: float) -> None:
     """Let the kernel detect a peer that is gone, also where nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval = min(max(1, round(lease.interval)), _LONGEST_INTERVAL)
+    interval = min(max(1, round(lease / BEATS)), _LONGEST_INTERVAL)
     options = {
         "TCP_KEEPIDLE": interval,
         "TCP_KEEPINTVL": interval,

@@ -42,13 +42,6 @@ class MessageError(RuntimeFailure):
     """The received data is not a message of the set."""
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """Stands for a message of an authenticated end that this version of flk cannot read."""
-
-    reason: str
-
-
 class Registry(Generic[M]):
     """A set of messages that one kind of connection carries."""
 

@@ -23,7 +23,7 @@ from typing import Final
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.wire.registry import LIMIT
 
-VERSION: Final = 9
+VERSION: Final = 10
 DIGEST: Final = "sha256"  # computed in hardware, at more than 1 GB/s
 _GREETING: Final = struct.Struct(">4sH8s16s16s")  # magic, version, job, proof of the secret, nonce
 LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behind it

@@ -153,7 +153,7 @@ class Leader:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-            case messages.CopiesUnreadable(copies):
+            case messages.CopiesUnreadable(attempt, copies) if self._is_current(attempt):  # else its end may be why
                 self._memory_plans.exclude(copies)
             case messages.Leave():
                 self._left.add(pod)
@@ -180,9 +180,6 @@ class Leader:
             grows_at = self._grows_at()
             if grows_at is not None and now >= grows_at:
                 self._admit_waiting()
-        elif self._round and self._round.start_at is not None:
-            if now >= self._round.start_at:
-                self._finish_joining(self._round, now)
         elif self._round:
             if now >= self._round.ends_at:
                 self._finish_joining(self._round, now)
@@ -198,8 +195,6 @@ class Leader:
         times = [self._hang_detector.due()]
         if self._runs:
             times += [self._latest.end_at if self._latest.secondary else None, self._grows_at()]
-        elif self._round and self._round.start_at is not None:
-            times.append(self._round.start_at)
         elif self._round:
             times += [self._round.ends_at, self._round.progress_at]
         return min((each for each in times if each is not None), default=None)
@@ -324,12 +319,13 @@ class Leader:
         number = last.number + 1 if last else 0
         avoided = {each.node for each in quarantine(self._history, settings.limits.node_memory)}
         pods = self._membership.choose(self._joined, avoided)
+        order = format_ranges(pods)
         attempt = Attempt(
             number,
             time.time(),
             restarts=decision.restarts,
             disruptions=decision.disruptions,
-            pods=format_ranges(pods),
+            pods=order,
         )
         self._history = [*shorten(self._history), attempt]
         self._round = None
@@ -349,7 +345,7 @@ class Leader:
         self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._do.serve_attempt_store()
-        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, memory, again))
+        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, memory, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

@@ -38,6 +38,8 @@ class Round:
     @property
     def ends_at(self) -> float:
         """When the round ends with the members that have joined until then."""
+        if self.start_at is not None:
+            return self.start_at
         return self.deadline if self.call_until is None else min(self.deadline, self.call_until)
 
 

@@ -32,7 +32,7 @@ from flk_runtime.contract import pod_layout
 from flk_runtime.contract.failure import Kind, signal_name
 from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.launcher.control import HANDLED_SIGNALS
+from flk_runtime.launcher.control import STOP_SIGNALS
 from flk_runtime.launcher.processes import rank_process
 from flk_runtime.system import host
 
@@ -100,7 +100,7 @@ class ForkServer:
                 str(theirs.fileno()),
                 str(parent),
             ]
-            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=HANDLED_SIGNALS)
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
         theirs.close()
         return cls(ours, pid)
 
@@ -163,11 +163,11 @@ class _Server:
 
     def run(self) -> NoReturn:
         """Serve until the launcher closes its end of the socket."""
-        for number in HANDLED_SIGNALS:
+        for number in STOP_SIGNALS:
             # Ctrl-C reaches all processes of a terminal. The server must outlive it: its ranks save on it, and end with
             # the server. A stop signal ends the launcher in the end, which closes the socket.
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # blocked while a new interpreter started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while a new interpreter started
         wakeup, write_end = socket.socketpair()
         for end in (wakeup, write_end):
             end.setblocking(False)
@@ -232,7 +232,7 @@ class _Server:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (*HANDLED_SIGNALS, signal.SIGCHLD):
+            for number in (*STOP_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)

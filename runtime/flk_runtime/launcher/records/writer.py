@@ -181,11 +181,6 @@ class RecordWriter:
         self.log(f"failed: {failure.summary}")
         return 128 + signal.SIGKILL if self._settings.limits.disruptions else failure.code
 
-    @property
-    def kept(self) -> bool:
-        """Whether the record of the job outlives its pods."""
-        return self._kept is not None
-
     def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive | None:
         settings = self._settings
         if not settings.records:

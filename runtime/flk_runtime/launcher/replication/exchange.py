@@ -268,8 +268,6 @@ class Fetcher:
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 1.0  # seconds between two tries to reach the partner, see `Backoff`
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again
 
-Result = TypeVar("Result")
-
 
 class Partner:
     """Sends shards to the partner. Any thread may call the methods; each call has a connection of its own."""
@@ -292,9 +290,29 @@ class Partner:
     def send(self, shard: ShardId, keep: CheckpointId | None = None) -> bool:
         """Send a copy of a shard that the store holds. Returns whether the partner has the copy now.
 
-        ``keep`` is the latest checkpoint of this attempt that is known to be whole.
+        Tries again for the time of a lease, and then says why not, once. ``keep`` is the latest checkpoint of this
+        attempt that is known to be whole.
         """
-        return self._exchange(lambda connection: self._send(connection, shard, keep)) or False
+        if not self._partner or time.monotonic() < self._unreachable_until:
+            return False
+        # A save waits for this, so one that was not reached for a lease gets one try each time.
+        deadline = time.monotonic() + (0.0 if self._complained else self._settings.lease)
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
+        while not self._stopped:
+            try:
+                sent = self._send(self._partner[1], shard, keep)
+                self._complained = False
+                return sent
+            except (OSError, ShardError) as error:
+                if self._stopped:
+                    return False
+                final = isinstance(error, VersionError)
+                if final or isinstance(error, RefusedError) or time.monotonic() >= deadline:
+                    self._complain(reason(error), self._partner)
+                    self._unreachable_until = math.inf if final else time.monotonic() + _PAUSE
+                    return False
+                time.sleep(backoff.next())
+        return False
 
     def stop(self) -> None:
         """Have every call return, now and later."""
@@ -303,40 +321,20 @@ class Partner:
             for connection in self._used:
                 connection.interrupt()
 
-    def _exchange(self, action: Callable[[Peer], Result]) -> Result | None:
-        """Call ``action`` with a connection to the partner, and return its result; None: the partner is not reached.
-
-        Tries again for the time of a lease, and then says why not, once.
-        """
-        if not self._partner or time.monotonic() < self._unreachable_until:
-            return None
-        # A save waits for this, so one that was not reached for a lease gets one try each time.
-        deadline = time.monotonic() + (0.0 if self._complained else self._settings.lease)
-        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
-        while not self._stopped:
-            try:
-                result = self._try(action, self._partner[1])
-                self._complained = False
-                return result
-            except (OSError, ShardError) as error:
-                if self._stopped:
-                    return None
-                final = isinstance(error, VersionError)
-                if final or isinstance(error, RefusedError) or time.monotonic() >= deadline:
-                    self._complain(reason(error), self._partner)
-                    self._unreachable_until = math.inf if final else time.monotonic() + _PAUSE
-                    return None
-                time.sleep(backoff.next())
-        return None
-
-    def _try(self, action: Callable[[Peer], Result], address: tuple[str, int]) -> Result:
+    def _send(self, address: tuple[str, int], shard: ShardId, keep: CheckpointId | None) -> bool:
         connection = connect(address, self._settings)
         with self._lock:
             self._used.add(connection)
             if self._stopped:
                 connection.interrupt()
         try:
-            return action(connection)
+            with self._store.reading(shard) as memory:
+                if memory is None:  # its attempt has ended
+                    return False
+                with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
+                    connection.send(Put(shard, keep), content)
+                expect(connection, Done)
+                return True
         finally:
             with self._lock:
                 self._used.discard(connection)
@@ -351,12 +349,3 @@ class Partner:
                 f"pod {pod} at {host}:{port} holds no copies of this pod's checkpoints: {why}; if this pod is lost, "
                 "the job falls back to a checkpoint on its volume, or starts again"
             )
-
-    def _send(self, connection: Peer, shard: ShardId, keep: CheckpointId | None) -> bool:
-        with self._store.reading(shard) as memory:
-            if memory is None:  # its attempt has ended
-                return False
-            with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
-                connection.send(Put(shard, keep), content)
-            expect(connection, Done)
-            return True

@@ -133,8 +133,6 @@ class MemoryService:
         self._ranks_listener = socket.socket(socket.AF_UNIX)
         self._ranks_listener.bind(self.socket)
         self._ranks_listener.listen(_BACKLOG)
-        start_thread("memory-requests", self._accept_ranks, post)
-        start_thread("memory-exchange", self._exchange.run, post)
 
     @classmethod
     def open(
@@ -156,7 +154,10 @@ class MemoryService:
             store = ShardStore(folder)
             store.limit = shards_limit(root, settings.memory_limit)
             store.load(log)
-            return cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
+            service = cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
+            start_thread("memory-requests", service._accept_ranks, post)
+            start_thread("memory-exchange", service._exchange.run, post)
+            return service
         except OSError as error:
             log(f"keeps no checkpoints in memory: {root}: {reason(error)}")
             return None

@@ -24,7 +24,7 @@ was lost. It then sends the history of attempts, so numbers and restarts continu
 history that it has read in the cluster: after the end of all launchers nobody else has it.
 
 Server and Member serve their connections with a `PeerLoop` each (`peers`), in one thread each, and post events to the
-loop of `launcher.agent`, which is their only user. torch is imported when the ranks' store is opened.
+loop of `launcher.agent`, which is their only user.
 """
 
 from flk_runtime.launcher.transport.member import Member

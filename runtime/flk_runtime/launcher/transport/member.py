@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -21,13 +19,12 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
-from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed
+from flk_runtime.wire import BEATS, Backoff, Connection, Refused, VersionError, was_closed
+from flk_runtime.wire.listener import LOOPBACK
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
-_LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
-_TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
 
 @dataclass(frozen=True)
@@ -80,13 +77,11 @@ class Member:
         self._inventory = inventory
         self._former, self._check = former, check
         self._again = False  # the job has had attempts before this launcher began
-        self._failures: list[Failure] = []  # in the last attempt
-        self._step: int | None = None  # that its ranks had done
-        self._ready = True  # for the next attempt: no rank runs
+        self._ready: _Ready | None = None  # for the next attempt; None: ranks run
         self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._status: PodStatus | None = None
-        self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
+        self._loop: PeerLoop[Peer, FromMember | _Ready] = PeerLoop()
 
     def start(self) -> None:
         """Start the thread, which connects to the leader and joins the first attempt."""
@@ -98,20 +93,14 @@ class Member:
 
     def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
-        self._loop.put(messages.FailureReport(attempt.number, _bounded([failure])[0]))
-
-    def wait_until_sent(self, seconds: float) -> None:
-        """Wait at most ``seconds`` until all messages that were put before have been sent."""
-        sent = threading.Event()
-        self._loop.put(sent)
-        sent.wait(seconds)
+        self._loop.put(messages.FailureReport(attempt.number, failure))
 
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
         """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them.
 
         ``step`` is the number of steps that they had done.
         """
-        self._loop.put(_Ready(_bounded(failures), step))
+        self._loop.put(_Ready(failures, step))
 
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader.
@@ -124,7 +113,8 @@ class Member:
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        (self._history, self._again), self._failures = self._former(), self._check()
+        self._history, self._again = self._former()
+        self._ready = _Ready(self._check(), None)
         while not self._over:
             try:
                 peer = Peer(self._connect())
@@ -147,12 +137,12 @@ class Member:
         self._loop.add(peer)
         try:
             if self._ready:
-                self._join(peer)
+                self._join(peer, self._ready)
             while not self._over:
                 now = time.monotonic()
                 if now >= heartbeat_at:
                     self._send_heartbeat(peer)
-                    heartbeat_at = now + connection.lease.interval
+                    heartbeat_at = now + connection.lease / BEATS
                 timeout = max(0.0, min(heartbeat_at, connection.heard + connection.lease) - now)
                 for _, message in self._loop.messages(timeout):
                     self._handle(message, peer)
@@ -173,34 +163,32 @@ class Member:
         if status and status.usage and self._status is status:
             self._status = replace(status, usage=None)
 
-    def _take(self, item: FromMember | _Ready | threading.Event, peer: Peer) -> None:
+    def _take(self, item: FromMember | _Ready, peer: Peer) -> None:
         """Do what another thread of this process wants."""
         if isinstance(item, _Ready):
-            self._failures, self._step, self._ready = item.failures, item.step, True
-            self._join(peer)
-        elif isinstance(item, threading.Event):
-            item.set()
+            self._ready = item
+            self._join(peer, item)
         else:
             if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
                 last = replace(self._history[-1], restored=item.step, restored_from=item.source)
                 self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
             self._loop.send([peer], item)
 
-    def _join(self, peer: Peer) -> None:
-        history, failures = self._history, self._failures
+    def _join(self, peer: Peer, ready: _Ready) -> None:
+        history, failures = self._history, ready.failures
         if self._history_from == self._leader:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
         settings = self._settings
         memory = self._inventory()
         own = settings.pod_name, settings.node
-        join = messages.Join(*own, history, failures, memory, self._step, self._again)
+        join = messages.Join(*own, history, failures, memory, ready.step, self._again)
         self._loop.send([peer], join)
 
-    def _handle(self, message: Message | Unreadable, peer: Peer) -> None:
+    def _handle(self, message: Message, peer: Peer) -> None:
         match message:
             case messages.AttemptStarted():
-                self._attempt, self._ready = message, False
+                self._attempt, self._ready = message, None
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)
             case messages.PreemptionStarted() | messages.SaveAt() if self._attempt:
@@ -215,8 +203,6 @@ class Member:
                 self._end(message.record)
             case Refused():
                 raise _RefusedError(message.reason)
-            case Unreadable():
-                self._log(f"ignored a message of the launcher of pod 0: {message.reason}")
 
     def _handle_loss(self, error: OSError) -> None:
         """End the attempt for this pod, since the connection broke and its ranks cannot be told anything."""
@@ -270,8 +256,8 @@ class Member:
     def _open(self) -> Connection[Message]:
         """Connect once, and authenticate both ends. Raises OSError."""
         settings = self._settings
-        hosts = _LOOPBACK if settings.pod == 0 else (settings.rendezvous_host,)
-        sock = _connect_to_any(hosts, self._port)
+        host = LOOPBACK if settings.pod == 0 else settings.rendezvous_host  # a name is resolved anew
+        sock = socket.create_connection((host, self._port), timeout=_CONNECT_TIMEOUT)
         try:
             session = settings.session(serves=False, other="the leader at this address")
             connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
@@ -294,18 +280,10 @@ class Member:
         return self._lost(self._settings.pod, messages.DISCONNECTED) if lost_leader else failure
 
 
-def _connect_to_any(hosts: tuple[str, ...], port: int) -> socket.socket:
-    """Connect to the first of these hosts that accepts it. Names are resolved anew. Raises OSError."""
-    for host in hosts[:-1]:
-        with contextlib.suppress(OSError):
-            return socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
-    return socket.create_connection((hosts[-1], port), timeout=_CONNECT_TIMEOUT)
-
-
-def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message | Unreadable]:
+def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message]:
     """Receive until ``ready``, and return the messages. Raises OSError, also if nothing comes in time."""
     deadline = time.monotonic() + _CONNECT_TIMEOUT
-    received: list[Message | Unreadable] = []
+    received: list[Message] = []
     with selectors.DefaultSelector() as selector:
         selector.register(connection.socket, selectors.EVENT_READ)
         while not ready():
@@ -315,17 +293,3 @@ def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Me
             selector.select(left)
             received += connection.receive(time.monotonic())
     return received
-
-
-def _bounded(failures: list[Failure]) -> list[Failure]:
-    """The failures with texts that are cut so that a message with all of them stays below the limit of a frame."""
-    limit = _TEXT_LIMIT // (3 * max(1, len(failures)))
-    return [
-        replace(
-            failure,
-            message=failure.message[:limit],
-            traceback=failure.traceback[-limit:],
-            stderr=failure.stderr[-limit:],
-        )
-        for failure in failures
-    ]

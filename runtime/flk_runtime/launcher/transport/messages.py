@@ -110,6 +110,7 @@ class Restored(FromMember):
 class CopiesUnreadable(FromMember):
     """These copies of a shard of the checkpoint that is restored could not be read by a rank of this pod."""
 
+    attempt: int
     copies: list[Copy]
 
 
@@ -170,13 +171,14 @@ class AttemptStarted(FromLeader):
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
+    order: str  # the pods that take part, in the order of their ranks, as ranges
     memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
     again: bool = False  # it is not the first one of the job
 
     @property
     def pods(self) -> list[int]:
         """The pods that take part, in the order of their ranks."""
-        return parse_ranges(self.history[-1].pods)
+        return parse_ranges(self.order)
 
     def ranks(self, pod: int, processes: int) -> range:
         """The ranks of a pod that takes part; each pod has ``processes`` ranks."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from flk_runtime.launcher.transport.messages import MESSAGES, Message
-from flk_runtime.wire import Connection, Unreadable
+from flk_runtime.wire import Connection
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class PeerLoop(Generic[P, T]):
             except OSError as error:
                 self.give_up(peer, error)
 
-    def messages(self, timeout: float) -> Iterator[tuple[P, Message | Unreadable]]:
+    def messages(self, timeout: float) -> Iterator[tuple[P, Message]]:
         """Wait for at most ``timeout`` seconds, and yield the messages that have arrived, each with its sender."""
         ready = self._selector.select(0.0 if self._new else timeout)
         new, self._new = self._new, []
@@ -98,7 +98,7 @@ class PeerLoop(Generic[P, T]):
             peer.connection.close()
             yield peer
 
-    def _read(self, peer: P, events: int) -> Iterator[tuple[P, Message | Unreadable]]:
+    def _read(self, peer: P, events: int) -> Iterator[tuple[P, Message]]:
         if peer.error:
             return
         try:

@@ -6,26 +6,27 @@ It also serves the ranks' store, a TCPStore of torch that is new for each attemp
 from __future__ import annotations
 
 import errno
-import selectors
 import socket
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
-from flk_runtime.wire import Acceptor, Connection, Lease, Refused, Unreadable, listen, was_closed
+from flk_runtime.wire import Acceptor, Connection, Refused, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
-_FAREWELL = Lease(10.0)  # seconds in which a launcher that is not admitted must have read that
+if TYPE_CHECKING:
+    from flk_runtime.launcher.coordinator.leader import Leader
+
+_FAREWELL = 10.0  # seconds in which a launcher that is not admitted must have read that
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
@@ -41,22 +42,9 @@ class _Member(Peer):
     began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
-    unreadable: bool = False  # it has sent a message that this launcher cannot read
 
 
 _Arrival = tuple[Connection[Message], str, Message]  # an authenticated connection, its address and its first message
-
-
-class Leader(Protocol):
-    """The methods of `flk_runtime.launcher.coordinator.leader.Leader` that the server calls; see there."""
-
-    def connected(self, pod: int, incarnation: str) -> None: ...
-    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
-    def received(self, pod: int, message: Message, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def due(self) -> float | None: ...
-    @property
-    def all_know_the_end(self) -> bool: ...
 
 
 class Server:
@@ -74,15 +62,13 @@ class Server:
         ``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log.
         """
         self._settings = settings
-        self._lease = Lease(settings.lease)
         self._post = post
         self._log = log
         self._identity = uuid.uuid4().hex
         self._peers: set[_Member] = set()  # all that are connected
         self._members: dict[int, _Member] = {}  # admitted, by pod
-        self._replaced: set[str] = set()  # incarnations whose pod has another launcher by now
         self._loop: PeerLoop[_Member, _Arrival] = PeerLoop()
-        self._attempt_store: AttemptStore | None = None
+        self._attempt_store: Any = None  # of torch
         self._leader = lead(self._send, self._serve_attempt_store)
         self._all_left = threading.Event()
         listener = _listen(settings)
@@ -92,7 +78,7 @@ class Server:
             lambda: settings.session(serves=True),
             MESSAGES,
             log,
-            lease=self._lease,
+            lease=settings.lease,
             expected=settings.pods,
         )
 
@@ -140,22 +126,17 @@ class Server:
         self._loop.add(peer)
         self._handle_message(peer, message, now)
 
-    def _handle_message(self, peer: _Member, message: Message | Unreadable, now: float) -> None:
+    def _handle_message(self, peer: _Member, message: Message, now: float) -> None:
         if peer.refused:
             return
         if peer.pod is None:
             self._handle_hello(peer, message, now)
             return
-        if isinstance(message, Unreadable):
-            if not peer.unreadable:
-                peer.unreadable = True
-                self._log(f"ignored a message of pod {peer.pod}: {message.reason}")
-            return
         if isinstance(message, Heartbeat):
             self._loop.send([peer], Heartbeat())
         self._leader.received(peer.pod, message, now)
 
-    def _handle_hello(self, peer: _Member, message: Message | Unreadable, now: float) -> None:
+    def _handle_hello(self, peer: _Member, message: Message, now: float) -> None:
         if not isinstance(message, Hello):
             self._give_up(peer, "it did not introduce itself")
         elif not 0 <= message.pod < self._settings.pods:
@@ -164,22 +145,19 @@ class Server:
             self._admit(peer, message, now)
 
     def _admit(self, peer: _Member, hello: Hello, now: float) -> None:
-        """Make an authenticated peer the member of its pod, in the place of a former one."""
+        """Make an authenticated peer the member of its pod, in the place of a former one. The later launcher counts."""
         former, peer.began = self._members.get(hello.pod), now - hello.age
-        # A new leader does not know which launcher has replaced another one. The later one counts.
         again = former and former.incarnation == hello.incarnation
+        replaced = f"another launcher has taken the place of pod {hello.pod}"
         if former and not again and former.began > peer.began:
-            self._replaced.add(hello.incarnation)
-        if hello.incarnation in self._replaced:
-            self._refuse(peer, f"another launcher has taken the place of pod {hello.pod}", now)
+            self._refuse(peer, replaced, now)
             return
         if former:
             self._leader.disconnected(hello.pod, "it connected again", now)
             if again:
                 self._give_up(former, "it connected again")
             else:
-                self._replaced.add(former.incarnation)
-                self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
+                self._refuse(former, replaced, now)
         peer.pod, peer.incarnation = hello.pod, hello.incarnation
         self._members[hello.pod] = peer
         self._loop.send([peer], Welcome(self._identity, self._settings.pod_name))
@@ -212,14 +190,14 @@ class Server:
     def _sweep(self, now: float) -> None:
         """Give up members whose lease is over, and launchers that do not go though they are not admitted."""
         for peer in self._peers:
-            refused = peer.pod is None
-            silence = _FAREWELL.silence(peer.opened, now) if refused else peer.connection.silence(now)
-            if silence:
+            if silence := peer.connection.silence(now):
                 self._give_up(peer, silence)
+            elif peer.pod is None and now - peer.opened > _FAREWELL:
+                self._give_up(peer, f"it stayed for {_FAREWELL:.0f} s")
 
     def _serve_attempt_store(self) -> int:
-        self._attempt_store = AttemptStore(self._post, local=self._settings.local)
-        return self._attempt_store.port
+        self._attempt_store = open_attempt_store(local=self._settings.local)
+        return int(self._attempt_store.port)
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -248,44 +226,20 @@ def _reason(error: OSError) -> str:
 _TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself
 
 
-class AttemptStore:
-    """An empty TCPStore on a free port of this pod. It is closed with the last reference to this object.
+def open_attempt_store(*, local: bool) -> Any:
+    """An empty TCPStore on a free port of this pod; ``local``: on its loopback interface only.
 
-    A launcher that has not imported torch (FLK_START=spawn) imports it when the first rank connects, in a thread of its
-    own: ranks need not wait for it, and a script without torch needs no store. A store to which no rank of its attempt
-    has connected keeps its thread and its port until the launcher ends.
+    It is closed with the last reference to it. Torch has been imported before, since that takes seconds.
     """
-
-    def __init__(self, post: Callable[[Event], None], *, local: bool) -> None:
-        """``post`` receives the thread's exception, if it ends with one. ``local``: all ranks are on this machine."""
-        if "torch" in sys.modules and not local:
-            self._store = _new()
-            self.port = int(self._store.port)
-            return
-        listener = listen(LOOPBACK if local else "", 0)
-        self.port = int(listener.getsockname()[1])
-        if "torch" in sys.modules:
-            self._open(listener)
-        else:
-            start_thread("attempt-store", lambda: self._serve(listener), post)
-
-    def _serve(self, listener: socket.socket) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            selector.select()
-        self._open(listener)
-
-    def _open(self, listener: socket.socket) -> None:
-        # Before torch 2.8, libuv's server does not listen on a socket that it is given.
-        self._store = _new(self.port, master_listen_fd=listener.detach(), use_libuv=False)
-
-
-def _new(port: int = 0, **options: Any) -> Any:
     import torch.distributed as dist
 
+    options: dict[str, Any] = {"port": 0}
+    if local:
+        listener = listen(LOOPBACK, 0)
+        # Before torch 2.8, libuv's server does not listen on a socket that it is given.
+        options = {"port": int(listener.getsockname()[1]), "master_listen_fd": listener.detach(), "use_libuv": False}
     return dist.TCPStore(  # type: ignore[attr-defined]
         "0.0.0.0",  # noqa: S104 - the ranks of all pods connect to it
-        port,
         is_master=True,
         timeout=_TIMEOUT,
         wait_for_workers=False,

@@ -13,7 +13,6 @@ from flk_runtime.contract.record import SOURCES, Attempt
 from flk_runtime.launcher import agent as launcher
 from flk_runtime.launcher.agent import Agent, PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import AttemptStarted
@@ -98,17 +97,3 @@ def test_a_beginning_that_the_script_corrects_before_its_first_step_is_told_agai
     assert attempt.begun
     assert len(told) == 2
     assert (attempt.history[-1].restored, lines) == (7, [])
-
-
-def test_copies_that_nobody_gave_before_the_attempt_ended_are_not_unreadable(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod that was lost may be back for the next attempt, with what it holds."""
-    sent: list[object] = []
-    monkeypatch.setattr(agent.member, "send", sent.append, raising=False)
-    copies = [(0, ShardId(CheckpointId("first", 5, 2, 1), 1))]
-    agent.tell_unreadable(3, copies)
-    agent.tell_unreadable(2, copies)  # the next attempt has begun
-    agent.phase = launcher._Phase.ENDING
-    agent.tell_unreadable(3, copies)
-    assert sent == [messages.CopiesUnreadable(copies)]

@@ -20,8 +20,7 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "control")
         self.askers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lines: list[str] = []
-        self.control = Control(str(folder), {"metrics": self.askers.put, "stacks": self.askers.put}, self.lines.append)
+        self.control = Control(str(folder), {"metrics": self.askers.put})
 
     def ask(self, question: bytes) -> socket.socket:
         """A process that has asked."""

@@ -1,4 +1,4 @@
-"""How long an end of a connection may be silent."""
+"""The delays between two tries to connect."""
 
 from __future__ import annotations
 
@@ -6,20 +6,8 @@ import random
 import re
 from pathlib import Path
 
-import pytest
-
 import flk_runtime
-from flk_runtime.wire import LEASE, Backoff, Lease
-
-
-@pytest.mark.parametrize(("now", "expected"), [(100.0, ""), (115.0, ""), (115.6, "it was silent for 16 s")])
-def test_silence_counts_after_the_lease(now: float, expected: str) -> None:
-    assert Lease(15.0).silence(heard=100.0, now=now) == expected
-
-
-def test_an_end_says_three_times_in_a_lease_that_it_is_there() -> None:
-    assert Lease(15.0).interval * 3 == 15.0
-    assert LEASE == 15.0
+from flk_runtime.wire import Backoff
 
 
 def test_delays_double_up_to_the_longest_and_begin_anew() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.wire import accept, listen, serve
+from flk_runtime.wire import listen, serve
 from flk_runtime.wire import listener as listener_module
 
 
@@ -50,19 +50,6 @@ def test_a_connection_that_cannot_be_accepted_takes_a_pause_and_not_the_listener
     busy: Any = Busy(errno.EMFILE, errno.ECONNABORTED, errno.EMFILE)
     serve(busy, pytest.fail, "nobody")
     assert (len(pauses), busy.errors) == (2, [])  # none for the end that has gone
-
-
-def test_without_a_connection_there_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module.time, "sleep", pytest.fail)
-    with listen("127.0.0.1", 0) as listener:
-        listener.setblocking(False)
-        assert accept(listener) is None
-        with socket.create_connection(listener.getsockname()) as client:
-            accepted = accept(listener)
-            assert accepted
-            with accepted[0]:
-                assert accepted[1] == client.getsockname()
-    serve(listener, pytest.fail, "nobody")  # it is closed
 
 
 def test_a_connection_for_which_no_thread_can_be_made_is_closed_and_later_ones_are_served(

@@ -72,21 +72,6 @@ def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call
     assert (job.latest(2).pods, job.latest(2).history[0].pods) == ([0, 2], "0,2")
 
 
-def test_an_elastic_job_starts_at_once_when_all_pods_that_it_may_have_are_there() -> None:
-    job = Job(4, least=2)
-    job.start()
-    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
-
-
-def test_too_few_pods_end_an_elastic_job_after_the_join_timeout() -> None:
-    job = Job(4, least=2)
-    job.arrive(0)
-    job.wait(60.0)
-    failure = job.ended().failure
-    assert failure is not None
-    assert failure.message == "never joined: waited 60 s for pods 1-3 of 4 (2 are needed)"
-
-
 def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
     job = Job(4, least=2)
     job.start()
@@ -97,16 +82,6 @@ def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> N
     job.wait(0.1)
     assert group_ranks(job) == {0: 0, 2: 1, 3: 2}
     assert job.latest(0).history[-1].disruptions == 1
-
-
-def test_a_lost_pod_that_is_back_within_the_last_call_takes_part_again() -> None:
-    job = Job(4, least=2)
-    job.start()
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.join(0, 2, 3)
-    job.wait(3.0)
-    job.arrive(1, incarnation="second")
-    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def test_pods_that_end_their_ranks_are_waited_for_longer_than_the_last_call() -> None:
@@ -166,16 +141,6 @@ def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
     assert job.sent[2] == []
 
 
-def test_a_pod_that_leaves_again_before_it_is_admitted_interrupts_nobody() -> None:
-    job = Job(4, least=2)
-    job.arrive(0, 1)
-    job.wait(5.0)
-    job.arrive(3)
-    job.leader.disconnected(3, "it closed the connection", job.now)
-    job.wait(10.0)
-    assert group_ranks(job) == {0: 0, 1: 1}
-
-
 def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent() -> None:
     job = Job(3, least=2)
     job.arrive(0, 1)
@@ -198,19 +163,6 @@ def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:
     job.leader.received(0, SuccessReport(0), job.now)
     assert isinstance(job.sent[2][-1], JobEnded)
     assert job.ended().outcome == "succeeded"
-
-
-def test_a_pod_that_is_lost_while_others_are_admitted_uses_a_disruption() -> None:
-    job = Job(3, least=2)
-    job.arrive(0, 1)
-    job.wait(5.0)
-    job.arrive(2)
-    job.wait(0.0)
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.join(0)
-    job.wait(5.0)
-    assert group_ranks(job) == {0: 0, 2: 1}
-    assert job.latest(0).history[-1].disruptions == 1
 
 
 def test_a_new_leader_waits_for_the_pods_of_the_attempt_that_ran() -> None:

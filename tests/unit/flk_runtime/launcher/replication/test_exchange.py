@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import socket
 import threading
@@ -20,7 +19,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile
-from flk_runtime.wire import VersionError, acceptor
+from flk_runtime.wire import VersionError
 
 SETTINGS = Settings(("train.py",), pods=3, secret="secret", lease=10.0)
 SHARD = ShardId(CheckpointId("first", 1, 2, 1), 0)
@@ -137,36 +136,6 @@ def test_a_shard_whose_beginning_is_damaged_is_refused_at_once(
     slot.memory[20] ^= 1
     with pytest.raises(CheckpointError, match="its beginning is damaged"):
         fetcher(store, {1: serve(held)}, lease=1.0).fetch(SHARD, [1])
-
-
-def test_strangers_who_stay_keep_nobody_from_fetching_a_shard(
-    store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptor, "STRANGERS", 1)
-    address = ("127.0.0.1", port := serve(holding(tmp_path / "good")))
-    with contextlib.ExitStack() as strangers:
-        for _ in range(3):
-            strangers.enter_context(socket.create_connection(address))
-        fetcher(store, {1: port}).fetch(SHARD, [1])
-    assert store.shards() == [SHARD]
-
-
-def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(
-    store: ShardStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next attempt asks again."""
-    fetching = fetcher(store, {1: free_port()}, lease=1e6)
-    connect = exchange.connect
-
-    def end(*arguments: object) -> object:
-        fetching.stop()
-        return connect(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(exchange, "connect", end)
-    for _ in range(2):
-        with pytest.raises(AttemptEndedError):
-            fetching.fetch(SHARD, [1])
-    assert store.shards() == []
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, CheckpointError])

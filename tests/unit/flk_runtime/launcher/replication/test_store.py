@@ -185,30 +185,12 @@ def test_what_a_rank_of_an_attempt_that_has_ended_reserves_changes_nothing(store
     assert sorted(store.files_of(0)) == sorted(paths)
 
 
-def test_a_copy_of_two_attempts_ago_takes_no_file(store: ShardStore) -> None:
-    """Its sender was cut off meanwhile. It would take the file of the newest shard, which is not known to be whole."""
-    store.keep_only(None, attempt="first")
-    store.keep_only(None, attempt="second")
-    store.keep_only(None, attempt="third")
-    for step in (1, 2):
-        receive(store, shard(step, "third"), keep=shard(1, "third") if step == 2 else None)
-    with pytest.raises(AttemptEndedError):
-        store.begin(shard(9), SIZE, 1)
-    assert store.shards() == [shard(1, "third"), shard(2, "third")]
-
-
 def test_a_folder_in_which_no_file_can_be_made_has_no_room(store: ShardStore) -> None:
     """Another program has removed it, or the file system has as many files as it may."""
     store.keep_only(None, attempt="first")
     shutil.rmtree(store.folder)
     with pytest.raises(NoRoomError, match="No such file"):
         store.reserve("first", {0: SIZE}, 1)
-
-
-def test_only_files_of_the_store_are_sealed(store: ShardStore, tmp_path: Path) -> None:
-    finish(tmp_path / "other", 1)
-    with pytest.raises(ValueError, match="is no file for shards"):
-        store.seal(tmp_path / "other", "")
 
 
 @pytest.mark.parametrize("begun", ["before", "after"])
@@ -314,34 +296,12 @@ def test_older_checkpoints_stay_until_their_files_are_needed(store: ShardStore) 
     assert taken(store) == 4 * SIZE
 
 
-def test_files_without_a_shard_go_before_room_is_refused(store: ShardStore) -> None:
-    store.limit = 4 * SIZE
-    hold_as_partner_of_rank_1(store)
-    store.keep_only(None, attempt="second")
-    reserve(store, 5, 6)
-    assert taken(store) == 4 * SIZE
-
-
 def test_a_refusal_names_all_that_is_needed_and_takes_nothing(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     for size, least in ((1 << 18, 1 << 20), (1 << 17, (1 << 20) + (1 << 19))):
         with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1 MiB"):
             store.reserve("first", dict.fromkeys(range(3), size), 1, least=least)
     assert taken(store) == 0
-
-
-def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardStore) -> None:
-    """A job that shrinks has more shards to keep than files."""
-    store.limit = 4 * SIZE
-    store.keep_only(None, attempt="first")
-    for rank in range(4):
-        receive(store, shard(1, rank=rank))
-    store.keep_only(shard(1).checkpoint, attempt="second")
-    with pytest.raises(NoRoomError, match="are needed"):
-        reserve(store, 7, 8)
-    store.reserve("second", {7: SIZE, 8: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (2, 3)])
-    assert store.shards() == [shard(1), shard(1, rank=1)]
-    assert taken(store) == 4 * SIZE
 
 
 def test_a_copy_in_a_file_of_a_rank_gives_way_to_a_shard_that_only_this_pod_keeps(store: ShardStore) -> None:
@@ -358,15 +318,6 @@ def test_a_copy_in_a_file_of_a_rank_gives_way_to_a_shard_that_only_this_pod_keep
         finish(path, 2)
         store.seal(path, "second")
     assert shard(1, rank=3) in store.shards()
-
-
-def test_files_that_are_reserved_in_vain_are_given_up(store: ShardStore) -> None:
-    store.keep_only(None, attempt="first")
-    receive(store, shard(1))
-    reserve(store, 0, 1)
-    store.release()
-    assert store.shards() == [shard(1)]
-    assert taken(store) == SIZE
 
 
 def test_memory_is_taken_while_others_use_the_store(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
