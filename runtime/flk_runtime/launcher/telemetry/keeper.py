@@ -125,7 +125,6 @@ class Keeper:
         self._of_all: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
         self._idle = IdleGpus()
         self._look_at = 0.0  # time of the next look, by time.monotonic
-        self._sample_at = 0.0  # from when on a status becomes a sample, by time.monotonic
 
     def resume(self, former: Telemetry) -> None:
         """Go on after the measurements that former launchers have kept."""
@@ -151,9 +150,9 @@ class Keeper:
         with self._lock:
             self._total = found.total or self._total
             self._diverged = found.diverged(self._diverged)
-            now = time.monotonic()
-            self._look(now)
-            self._add(Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all), now)
+            self._look(time.monotonic())
+            sample = Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all)
+            self._history.add(sample)
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
@@ -165,9 +164,9 @@ class Keeper:
                 return
             self._ranks[pod] = status.ranks
             step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
-            if pod == 0 and now >= self._sample_at and self._is_ahead(step):
+            if pod == 0 and now >= self._look_at and self._is_ahead(step):
                 self._look(now)
-                self._add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all), now)
+                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
 
     def compare(self, work: Mapping[int, float], slow: Sequence[SlowRank]) -> None:
         """Note the share of the time in which each rank works, and the ranks that the others wait for."""
@@ -196,10 +195,6 @@ class Keeper:
                 self._settings,
                 self._diverged,
             )
-
-    def _add(self, sample: Sample, now: float) -> None:
-        self._sample_at = now + _LOOK
-        self._history.add(sample)
 
     def _is_ahead(self, step: int) -> bool:
         latest = self._history.latest
