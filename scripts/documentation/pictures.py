@@ -36,7 +36,7 @@ SIZE: Final = (30, 108)  # rows and columns of the terminal
 JOB: Final = "gpt"
 ARGUMENTS: Final = (
     *("--name", JOB, "--replicas", "4", "--cpu", "50m", "--memory", "768Mi", "--restarts", "3", "--strategy", "ddp"),
-    *("--hang-timeout", "step=15s"),
+    *("--hang-timeout", "15s"),
 )
 TRAIN: Final = """
 import os, pathlib, signal, time

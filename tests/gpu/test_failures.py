@@ -161,8 +161,7 @@ def test_a_rank_that_is_stopped_while_a_kernel_runs_is_a_hang(launch: Launch, tm
             torch.cuda._sleep(1 << 32)
             os.kill(os.getpid(), signal.SIGSTOP)
     """
-    # The limit begins after the first step: until then, kernels are loaded.
-    limit = {user_env.HANG_TIMEOUT: "step=5", pod_env.GRACE: "2"}
+    limit = {user_env.HANG_TIMEOUT: "8", pod_env.GRACE: "2"}
     failure, _ = failed(launch, tmp_path, script, ExitCode.INFRASTRUCTURE, **limit)
     assert (failure.kind, failure.rank) == ("hang", 0)
     assert "is stopped (SIGSTOP)" in failure.summary

@@ -118,7 +118,7 @@ def test_a_hang_names_the_collective_of_nccl_that_does_not_end(launch: Launch) -
             dist.all_reduce(total)
             torch.cuda.synchronize()
     """
-    ended = launch(script, failing=True, **{user_env.HANG_TIMEOUT: "first-step=8"})
+    ended = launch(script, failing=True, **{user_env.HANG_TIMEOUT: "8"})
     output = ended.stdout + ended.stderr
     assert ended.returncode == ExitCode.INFRASTRUCTURE, output
     assert re.search(r"is in all_reduce \d+", output), output

@@ -17,7 +17,6 @@ from flk_runtime.contract.telemetry import (
     GpuUsage,
     PodUsage,
     Sample,
-    Save,
     Telemetry,
 )
 from tests.support.jobs import NOW, JobBuilder
@@ -78,19 +77,11 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
     ]  # fmt: skip
     usages = [
         PodUsage(pod, f"gpt-worker-{pod}", f"node-{'abcd'[pod % 4]}", NOW - 40, 11.4, 16, 71 * GIB, 96 * GIB,
-                 [GpuUsage(0.93, 61 * GIB, 80 * GIB, 412.0, 61.0)] * 2)
+                 [GpuUsage(0.93, 61 * GIB, 80 * GIB)] * 2)
         for pod in range(pods)
     ]  # fmt: skip
     settings = {"strategy": "fsdp", "precision": "bfloat16"}
-    saves = [
-        Save(each.time + 1, each.attempt, each.step, stored)
-        for each in history
-        for stored in (False, True)
-        if each.step % (600 if stored else 100) == 0
-    ]
-    return Telemetry(
-        NOW - 40, 2, 20_000, history, ranks[:256], usages[:256], settings, saves=saves, saved=3 * len(saves)
-    )
+    return Telemetry(NOW - 40, 2, 20_000, history, ranks[:256], usages[:256], settings)
 
 
 def job(pods: int = 4, processes: int = 8, name: str = "gpt", **annotations: str) -> JobBuilder:

@@ -126,9 +126,6 @@ def _moments(view: JobView, state: State, telemetry: Telemetry | None) -> list[M
         if attempt.ended and attempt.outcome != "running":
             why = f": {attempt.cause}" if attempt.cause else ""
             found.append(Moment(attempt.ended, "end", f"attempt {attempt.number} {attempt.outcome}{why}"))
-    for save in telemetry.saves if telemetry else ():
-        place = "storage" if save.stored else "memory"
-        found.append(Moment(save.time, "save", f"the checkpoint of step {save.step:,} is saved in {place}"))
     if view.standstill:
         found.append(Moment(view.standstill.since, "hang", view.standstill.summary))
     for event in view.events:
@@ -167,8 +164,6 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     untold = _WAITS if waits else _UNTOLD if view.from_flk else _FOREIGN
     if telemetry is None or not telemetry.history:
         found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
-    if telemetry is None or not (telemetry.saves or telemetry.ranks):
-        found["saves"] = untold
     if telemetry is None or not telemetry.ranks:
         found["ranks"] = untold
     if telemetry is None or not telemetry.pods:

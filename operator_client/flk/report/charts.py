@@ -21,7 +21,7 @@ ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
 # What happened in an attempt, with the shape of its mark.
-MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
+MARKS: Final = {"hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
 
 
@@ -139,17 +139,12 @@ def _attempts(report: Report) -> Chart | None:
         },
     }
     spec = {"data": {"values": rows}, "height": {"step": ROW}, "layer": [bars, marks] if found else [bars]}
-    return Chart("attempts", "Attempts over time", _told("attempts, checkpoints and hangs over time", report), spec)
+    return Chart("attempts", "Attempts over time", _told("attempts and hangs over time", report), spec)
 
 
 def _marks(report: Report, attempts: Set[str]) -> list[dict[str, Any]]:
-    """Return the checkpoints and hangs of these attempts."""
+    """Return the hangs of these attempts."""
     rows: list[dict[str, Any]] = []
-    for save in report.telemetry.saves if report.telemetry else ():
-        what = "saved in storage" if save.stored else "saved in memory"
-        rows.append(
-            {"attempt": f"attempt {save.attempt + 1}", "time": save.time * 1000, "what": what, "step": save.step}
-        )
     for each in report.state.attempts:
         if each.failure and each.failure.kind is Kind.HANG:
             at, step = each.failure.time * 1000, each.failure.step

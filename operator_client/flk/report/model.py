@@ -43,7 +43,7 @@ class Excerpt:
 class Report:
     """The report about one job. Times are in seconds since the epoch.
 
-    ``missing`` says of sections without data why there is none: submitted, attempts, saves, goodput, history, ranks,
+    ``missing`` says of sections without data why there is none: submitted, attempts, goodput, history, ranks,
     pods, usage or logs.
     """
 

@@ -226,8 +226,7 @@ class JobOptions(StrictModel):
         ),
     ] = Field(
         default=None,
-        description="time without progress that counts as a hang, also by phase: 10m,save=1h; 0: never; left out: "
-        "a limit for each phase",
+        description="time without progress that counts as a hang: 10m; 0: never; left out: a limit for each phase",
     )
     grace: Annotated[
         Seconds,

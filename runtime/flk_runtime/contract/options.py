@@ -1,8 +1,7 @@
 """Values of options, as users write them: strategies, intervals between checkpoints, hang timeouts, checks, sinks.
 
-Standard library only: the client checks the values, and the ranks read them. A hang timeout limits how long a job
-may make no progress, in all phases or in single ones: ``10m``, ``step=5m,save=20m``, ``10m,save=1h``. Sinks are
-where the metrics of a job go besides its log.
+Standard library only: the client checks the values, and the ranks read them. Sinks are where the metrics of a job go
+besides its log.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from flk_runtime.contract import quantities
-from flk_runtime.contract.status import Phase
 from flk_runtime.contract.variable import is_count
 
 AUTO: Final = "auto"  # in place of a value that flk chooses: of a strategy, a target, a gang
@@ -52,30 +50,11 @@ def parse_interval(text: str) -> int:
     return check_interval(int(text) if text.isdecimal() else text)
 
 
-HANG_PHASES: Final = tuple(phase.value for phase in Phase)
-ALL_PHASES: Final = ""  # the key of the limit of all phases that have none of their own
-
-
-def parse_hang_timeout(text: str) -> Mapping[str, float]:
-    """Return the limits in seconds, by phase; ALL has the limit of the other phases. Raises ValueError."""
-    found: dict[str, float] = {}
-    for item in text.split(","):
-        phase, equals, duration = item.rpartition("=")
-        if equals and phase not in HANG_PHASES:
-            raise ValueError(f"must name phases of {', '.join(HANG_PHASES)} (is {text!r})")
-        if phase in found:
-            raise ValueError(f"must have one duration for each phase (is {text!r})")
-        found[phase] = _seconds(duration, text)
-    return found
-
-
-def _seconds(duration: str, text: str) -> float:
-    if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", duration):
-        return float(duration)
-    try:
-        return quantities.parse_duration(duration)
-    except ValueError as error:
-        raise ValueError(f"{error}, or have phases: step=5m,save=20m" if duration == text else str(error)) from None
+def parse_hang_timeout(text: str) -> float:
+    """Return the limit in seconds, of which variables may have fractions; 0: nothing is a hang. Raises ValueError."""
+    if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text):
+        return float(text)
+    return quantities.parse_duration(text)
 
 
 # Checks of the preflight that FLK_PREFLIGHT can switch off. docs/concepts/preflight.md describes them.

@@ -27,7 +27,6 @@ T = TypeVar("T", bound="DataclassInstance")
 HISTORY_LIMIT: Final = 500  # samples of a job's history; with more, neighbours are merged
 RANKS_LIMIT: Final = 256  # ranks that are listed, the slowest first
 PODS_LIMIT: Final = 256  # pods that are listed, those with the slowest ranks first
-SAVES_LIMIT: Final = 64  # checkpoints that are listed: of more, only some of the older ones
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,6 @@ class PodStatus:
 
 
 @dataclass(frozen=True)
-class Save:
-    """A checkpoint that the job has saved."""
-
-    time: Time  # seconds since the epoch, when the launcher of pod 0 saw it
-    attempt: int
-    step: int
-    stored: bool  # in storage, as opposed to the memory of the pods
-
-
-@dataclass(frozen=True)
 class Telemetry:
     """The measurements of a job until one moment."""
 
@@ -104,8 +93,6 @@ class Telemetry:
     pods: list[PodUsage] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
     diverged: int | None = None  # the step since which the loss is infinite or no number; no sample has such a value
-    saves: list[Save] = field(default_factory=list)  # oldest first
-    saved: int = 0  # checkpoints that were noted, also those that `saves` leaves out
 
 
 def latest_sample(history: Sequence[Sample]) -> Sample | None:
@@ -125,7 +112,6 @@ def overlaid(former: T, later: T) -> T:
     return replace(later, **{name: value for name, value in vars(former).items() if vars(later)[name] is None})
 
 
-_Item = TypeVar("_Item")
 ARCHIVE_LIMIT: Final = 6000  # bytes of a packed telemetry
 _INFLATED_LIMIT: Final = 1 << 20  # bytes that are read: the text may come from elsewhere
 _KEPT_SAMPLES, _KEPT_LISTED = 240, 64  # that are tried first: samples, and ranks and pods
@@ -176,8 +162,6 @@ def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
         "ranks": [_rounded(_lasting(each)) for each in telemetry.ranks[:listed]],
         "pods": [_rounded({**asdict(each), "time": round(each.time)}) for each in telemetry.pods[:listed]],
         "settings": telemetry.settings,
-        "saves": [{**asdict(each), "time": round(each.time)} for each in thinned(telemetry.saves, listed // 2 or 1)],
-        "saved": telemetry.saved,
     }
     return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
 
@@ -186,8 +170,8 @@ def _lasting(rank: RankStatus) -> dict[str, Any]:
     return {name: value for name, value in asdict(rank).items() if name not in SIGNS}
 
 
-def thinned(history: Sequence[_Item], limit: int) -> list[_Item]:
-    """At most ``limit`` samples or saves, evenly chosen, with the first and the last one."""
+def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
+    """At most ``limit`` samples, evenly chosen, with the first and the last one."""
     if len(history) <= limit:
         return list(history)
     if limit == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from flk_runtime.contract.options import AUTO, parse_hang_timeout, parse_interval, parse_preflight
@@ -56,10 +55,10 @@ LEASE: Final = Setting(
     "FLK_LEASE", "seconds of silence after which the launchers give up a connection between them", 15.0, number(0.5)
 )
 START: Final = Setting("FLK_START", "start method of the ranks: fork or spawn", "fork", choice(("fork", "spawn")))
-HANG_TIMEOUT: Final[Setting[Mapping[str, float]]] = Setting(
+HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
     "FLK_HANG_TIMEOUT",
-    "time without progress that is a hang, also by phase: 10m, step=5m,save=20m; 0: never; unset: by phase",
-    {},
+    "time without progress that is a hang, as 10m, four times as long for a save; 0: never; unset: by phase",
+    None,
     parse_hang_timeout,
 )
 SLOW_FACTOR: Final = Setting(

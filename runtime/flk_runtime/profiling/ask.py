@@ -1,8 +1,7 @@
 """The program that `flk profile` runs beside a rank: it asks the rank for a profile.
 
 It prints one object of JSON: what `flk_runtime.profiling.rank` answers, or ``error`` and ``detail``. The errors are
-those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does not answer), ``ended`` and ``old`` (its
-flk knows no profiles).
+those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does not answer) and ``ended``.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ def _profile(connection: socket.socket, request: dict[str, Any]) -> dict[str, An
     try:
         with connection.makefile("rb") as file:
             connection.sendall(json.dumps(sent).encode() + b"\n")
-            first = file.readline()
-            if first and "begun" not in json.loads(first):
-                return {"error": "old"}
+            file.readline()  # the rank has the request
             connection.settimeout(None)  # the rank has its own limits
             last = file.readline()
     except TimeoutError:

@@ -18,7 +18,7 @@ from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, kind_of_loss, kind_of_text, with_advice
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 from flk_runtime.contract.quantities import plural
-from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import faults, host
 from flk_runtime.system.text import last_exception, text_of
 
@@ -88,11 +88,6 @@ def format_error(error: BaseException) -> str:
     return "".join(lines)
 
 
-def _is_of_user(file: str) -> bool:
-    """Whether a file is neither flk's nor of Python's library, through whose context managers flk is called."""
-    return not file.startswith(_FLK) and (not file.startswith(_LIBRARY) or "site-packages" in file)
-
-
 def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
     """Return whether the exception, or one that it was raised from, is secondary. A group is if all in it are.
 
@@ -127,7 +122,6 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
     """The exception's traceback without its leading frames in the launcher and in importlib.
 
     It starts in user code. Without any, as for a bug of flk, it is whole, but a SyntaxError says itself where it is.
-    A SetupError's ends in user code too: its text says all that the frames in flk could tell.
     """
     frames = []
     trace = error.__traceback__
@@ -137,12 +131,7 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
     names = [each.tb_frame.f_code.co_filename for each in frames]
     outside = (index for index, name in enumerate(names) if not name.startswith((_LAUNCHER, "<frozen importlib")))
     begin = next(outside, len(names) if isinstance(error, SyntaxError) else 0)
-    last = None
-    if isinstance(error, SetupError):
-        users = [index for index in range(begin, len(names)) if _is_of_user(names[index])]
-        scripts = [index for index in users if "site-packages" not in names[index]]  # flk's hooks are called by torch
-        last = max(scripts or users, default=None)
     kept = None
-    for each in reversed(frames[begin : None if last is None else last + 1]):
+    for each in reversed(frames[begin:]):
         kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno or 0)
     return kept

@@ -11,7 +11,6 @@ import re
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +23,6 @@ from flk_runtime import errors
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
-from flk_runtime.contract import user_env
 from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import (
@@ -247,25 +245,6 @@ def test_an_error_with_a_private_name_stays_in_its_module() -> None:
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         words = set(re.findall(r"\w+", path.read_text()))
         assert all(where == module for name, where in private.items() if name in words), path
-
-
-@pytest.mark.parametrize(("kind", "last"), [(SetupError, "train.py"), (RuntimeError, "errors.py")])
-def test_the_traceback_of_a_setup_error_ends_in_the_script(tmp_path: Path, kind: type[Exception], last: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("setting(variable, {'FLK_SEED': 'x'})\n")
-    with pytest.raises(SetupError) as caught:
-        exec(compile(script.read_text(), str(script), "exec"), {"setting": errors.setting, "variable": user_env.SEED})
-    error = kind("no").with_traceback(caught.value.__traceback__)
-    assert Path(traceback.extract_tb(failure_report.user_frames(error))[-1].filename).name == last
-    assert failure_report.format_error(error).splitlines()[-1].endswith("no")
-
-
-def test_the_traceback_of_a_setup_error_of_an_extension_ends_in_the_script(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("from flk_sinks.choice import chosen_sinks\nchosen_sinks('nosuch', {})\n")
-    with pytest.raises(SetupError) as caught:
-        exec(compile(script.read_text(), str(script), "exec"), {})
-    assert Path(traceback.extract_tb(failure_report.user_frames(caught.value))[-1].filename).name == "train.py"
 
 
 def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(

@@ -79,7 +79,7 @@ class Leader:
         self._record: JobRecord | None = None  # of a job that has ended
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
-            PhaseLimits(settings.hang_timeouts),
+            PhaseLimits(settings.hang_timeout),
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], messages.StacksRequested(number)),
             answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.options import ALL_PHASES
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import Phase, Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
@@ -50,23 +49,21 @@ LIMITS: Final = {  # seconds
 class PhaseLimits:
     """The limits of one job."""
 
-    def __init__(self, timeouts: Mapping[str, float]) -> None:
-        """``timeouts`` are the user's limits in seconds, by phase, ALL for the others; 0: nothing there is a hang."""
-        self.timeouts = timeouts
+    def __init__(self, timeout: float | None) -> None:
+        """``timeout`` is the user's limit in seconds, in place of `LIMITS`; 0: nothing is a hang."""
+        self.timeout = timeout
 
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
-        return all(self.limit(phase) == math.inf for phase in Phase)
+        return self.timeout == 0
 
     def limit(self, phase: Phase) -> float:
         """Seconds without progress after which a rank in this phase hangs."""
-        if phase in self.timeouts:
-            return self.timeouts[phase] or math.inf
-        if ALL_PHASES in self.timeouts:
-            patience = CPU_PATIENCE if phase is Phase.SAVING else 1  # a slow volume is no hang
-            return self.timeouts[ALL_PHASES] * patience or math.inf
-        return LIMITS[phase]
+        if self.timeout is None:
+            return LIMITS[phase]
+        patience = CPU_PATIENCE if phase is Phase.SAVING else 1  # a slow volume is no hang
+        return self.timeout * patience or math.inf
 
 
 def hangs(statuses: Sequence[RankStatus], limit: Callable[[Phase], float]) -> bool:
@@ -83,9 +80,9 @@ def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
     return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
 
 
-def interval(timeouts: Mapping[str, float]) -> float:
-    """Seconds between two looks at the ranks, so that a hang is found soon after the shortest of the limits."""
-    return min(5.0, max(0.5, min(filter(None, timeouts.values()), default=20.0) / 4))
+def interval(timeout: float | None) -> float:
+    """Seconds between two looks at the ranks, so that a hang is found soon after the limit."""
+    return min(5.0, max(0.5, (timeout or 20.0) / 4))
 
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
@@ -188,7 +185,7 @@ class HangDetector:
         nobody asks.
         """
         self._limits = limits
-        self._interval = interval(limits.timeouts)  # seconds between two looks at all ranks
+        self._interval = interval(limits.timeout)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer

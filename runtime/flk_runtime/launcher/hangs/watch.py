@@ -84,7 +84,7 @@ class Watch:
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
-        self._interval = min(_MAX_INTERVAL, interval(settings.hang_timeouts))
+        self._interval = min(_MAX_INTERVAL, interval(settings.hang_timeout))
         self._watched: dict[int, _Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
         self.ranks: list[RankStatus] = []

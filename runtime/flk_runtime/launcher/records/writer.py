@@ -114,8 +114,6 @@ class RecordWriter:
         for name, step in ("saved", max(rank.saved, rank.restored)), ("stored", rank.stored):
             if step > 0:
                 self.saved[name] = step
-        if self.telemetry:
-            self.telemetry.note_saves(rank.saved, rank.stored)
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""

@@ -19,14 +19,11 @@ from flk_runtime.contract.telemetry import (
     HISTORY_LIMIT,
     PODS_LIMIT,
     RANKS_LIMIT,
-    SAVES_LIMIT,
     PodStatus,
     PodUsage,
     Sample,
-    Save,
     Telemetry,
     overlaid,
-    thinned,
 )
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
@@ -90,11 +87,7 @@ class Keeper:
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
         self._of_all: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
-        self._saves: list[Save] = []
-        self._saves_noted = 0
-        self._newest: dict[bool, int] = {}  # step of the newest save of the attempt, by whether it is in storage
         self._look_at = 0.0  # time of the next look, by time.monotonic
-        self._sample_at = 0.0  # from when on a status becomes a sample, by time.monotonic
 
     def resume(self, former: Telemetry) -> None:
         """Go on after the measurements that former launchers have kept."""
@@ -102,14 +95,11 @@ class Keeper:
             self._total = self._total or former.total_steps
             self._diverged = former.diverged if self._diverged is None else self._diverged
             self._history = History(samples=[*former.history, *self._history.samples()])
-            self._saves = [*former.saves, *self._saves]
-            self._saves_noted += former.saved
 
     def start_attempt(self, number: int, places: Mapping[int, tuple[str, str]]) -> None:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         with self._lock:
             self._attempt, self._places = number, dict(places)
-            self._newest = {}
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
             self._ranks = {}
             self._work, self._slow, self._of_all, self._look_at = {}, {}, {}, 0.0
@@ -122,9 +112,9 @@ class Keeper:
         with self._lock:
             self._total = found.total or self._total
             self._diverged = found.diverged(self._diverged)
-            now = time.monotonic()
-            self._look(now)
-            self._add(Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all), now)
+            self._look(time.monotonic())
+            sample = Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all)
+            self._history.add(sample)
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
@@ -135,21 +125,9 @@ class Keeper:
                 return
             self._ranks[pod] = status.ranks
             step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
-            if pod == 0 and now >= self._sample_at and self._is_ahead(step):
+            if pod == 0 and now >= self._look_at and self._is_ahead(step):
                 self._look(now)
-                self._add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all), now)
-
-    def note_saves(self, saved: int, stored: int) -> None:
-        """Note the newest checkpoints of a rank in the attempt, in memory and in storage; negative: there is none."""
-        with self._lock:
-            for step, is_stored in (saved, False), (stored, True):
-                if step >= 0 and step != self._newest.get(is_stored):
-                    self._newest[is_stored] = step
-                    if is_stored or step != stored:
-                        self._saves_noted += 1
-                        self._saves.append(Save(round(time.time(), 3), self._attempt, step, is_stored))
-            if len(self._saves) > 2 * SAVES_LIMIT:
-                self._saves = thinned(self._saves, SAVES_LIMIT)
+                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
 
     def compare(self, work: Mapping[int, float], slow: Sequence[SlowRank]) -> None:
         """Note the share of the time in which each rank works, and the ranks that the others wait for."""
@@ -171,13 +149,7 @@ class Keeper:
                 [self._named(self._usage[pod]) for pod in list(pods)[:PODS_LIMIT]],
                 self._settings,
                 self._diverged,
-                thinned(self._saves, SAVES_LIMIT),
-                self._saves_noted,
             )
-
-    def _add(self, sample: Sample, now: float) -> None:
-        self._sample_at = now + _LOOK
-        self._history.add(sample)
 
     def _is_ahead(self, step: int) -> bool:
         latest = self._history.latest

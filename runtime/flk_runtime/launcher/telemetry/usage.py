@@ -196,9 +196,11 @@ class Meter:
 
     def _run(self) -> None:
         gpus_now = open_gpus() if self._settings.gpus else list
+        pause = 1.0  # a rate needs two readings
         while True:
             self.measure(time.monotonic(), time.time(), read(), gpus_now())
-            time.sleep(INTERVAL if self.latest and self.latest.cpu is not None else 1.0)
+            time.sleep(pause)
+            pause = INTERVAL
 
 
 def _memory(group: Path) -> int | None:

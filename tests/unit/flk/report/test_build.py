@@ -45,7 +45,7 @@ def test_a_job_of_another_tool_says_so() -> None:
     assert report.submitted.command == "torchrun train.py"
     assert "another tool" in report.missing["submitted"]
     assert "another tool" in report.missing["attempts"]
-    assert set(report.missing) == {"submitted", "attempts", "saves", "goodput", "history", "ranks", "usage", "logs"}
+    assert set(report.missing) == {"submitted", "attempts", "goodput", "history", "ranks", "usage", "logs"}
 
 
 def test_a_job_of_which_only_the_record_is_left() -> None:

@@ -31,12 +31,10 @@ def test_the_slowest_rank_stands_out_by_its_work() -> None:
     assert max(rows, key=lambda row: row["seconds"])["rank"] == 9
 
 
-def test_checkpoints_and_hangs_are_marks_on_the_attempts() -> None:
+def test_hangs_are_marks_on_the_attempts() -> None:
     _, marks = charts_of(report())[0].spec["layer"]
     found = {(row["what"], row["attempt"]) for row in marks["data"]["values"]}
     assert ("hang", "attempt 2") in found
-    assert ("saved in memory", "attempt 1") in found
-    assert ("saved in storage", "attempt 3") in found
 
 
 def test_the_attempt_of_a_job_that_was_deleted_while_it_ran_has_a_colour() -> None:

@@ -55,8 +55,8 @@ BOTH: dict[str, tuple[list[str], list[str]]] = {
     "resources: {{extended: {{amd.com/gpu: {}}}}}": (["1"], ["0", "'1'"]),
     "deadline: {}": (["90", "'90'", "1h30m", "2d1s"], ["0", "''", "1.5h", "90x", "1s1h"]),
     "hang_timeout: {}": (
-        ["0", "0s", "10m", "600", "'600'", "step=5m,save=1h30m", "10m,first-step=0"],
-        ["-1", "soon", "'step='", "1s1h", "train=5m", "'step=5m,'", "''", "true"],
+        ["0", "0s", "10m", "600", "'600'"],
+        ["-1", "soon", "1s1h", "step=5m", "''", "true"],
     ),
     "elastic: {}": (
         ["'2:4'", "{min: 2, max: 4, batch: scale}"],

@@ -12,11 +12,9 @@ from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     ARCHIVE_LIMIT,
     HISTORY_LIMIT,
-    SAVES_LIMIT,
     GpuUsage,
     PodUsage,
     Sample,
-    Save,
     Telemetry,
     pack_telemetry,
     unpack_telemetry,
@@ -37,8 +35,7 @@ def large() -> Telemetry:
     ]
     gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30) for _ in range(8)]
     pods = [PodUsage(n, f"job-worker-{n}", f"node-{n}", 1.7e9, value(), 8.0, 1, 2, gpus=gpus) for n in range(256)]
-    saves = [Save(1.7e9 + step, 3, step, step % 2 == 0) for step in range(SAVES_LIMIT)]
-    return Telemetry(1.7e9, 3, 5000, history, ranks, pods, {"strategy": "fsdp2"}, saves=saves, saved=900)
+    return Telemetry(1.7e9, 3, 5000, history, ranks, pods, {"strategy": "fsdp2"})
 
 
 def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
@@ -54,7 +51,6 @@ def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
     kept = {sample.step: sample for sample in whole.history}
     assert all(each.loss == pytest.approx(kept[each.step].loss, rel=1e-3) for each in found.history)
     assert found.ranks[0].rank == 0
-    assert (found.saves[0], found.saves[-1], found.saved) == (whole.saves[0], whole.saves[-1], 900)
     assert found.pods[0].gpus[0].memory_total == 80 << 30
 
 

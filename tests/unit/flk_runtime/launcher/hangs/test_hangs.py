@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import ExitCode, Failure
-from flk_runtime.contract.options import ALL_PHASES
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus
@@ -83,7 +82,7 @@ def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> No
 
 @pytest.mark.parametrize("limit", [1.0, 8.0, 480.0])
 def test_a_hang_is_looked_for_often_enough(limit: float) -> None:
-    assert 0.5 <= interval({ALL_PHASES: limit}) <= 5
+    assert 0.5 <= interval(limit) <= 5
 
 
 def test_only_a_share_of_a_cpu_counts_as_cpu_time() -> None:
@@ -286,7 +285,7 @@ class Leader:
         self.waits: list[tuple[list[SlowRank], Standstill | None]] = []
         self.log: list[str] = []
         self.detector = HangDetector(
-            PhaseLimits({} if limit is None else {ALL_PHASES: limit}),
+            PhaseLimits(limit),
             Stragglers(1.5, 60),
             lambda pod, number: self.requests.append((pod, number)),
             lambda asker, answer: self.answers.append((asker, answer)),

@@ -13,7 +13,6 @@ from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     PODS_LIMIT,
     RANKS_LIMIT,
-    SAVES_LIMIT,
     PodStatus,
     PodUsage,
     Sample,
@@ -110,36 +109,6 @@ def test_it_tells_since_when_the_loss_is_no_number() -> None:
     assert after.read().diverged == 1
     after.add_line(b'{"step": 1, "loss": 0.5}')
     assert after.read().diverged is None
-
-
-def test_each_checkpoint_is_noted_once_with_its_attempt() -> None:
-    made = keeper()
-    for saved, stored in [(-1, -1), (10, -1), (10, -1), (20, 10), (30, 30)]:
-        made.note_saves(saved, stored)
-    made.start_attempt(1, {0: ("job-0", "")})
-    made.note_saves(-1, -1)
-    made.note_saves(30, -1)
-    found = made.read()
-    assert [(each.attempt, each.step, each.stored) for each in found.saves] == [
-        (0, 10, False),
-        (0, 20, False),
-        (0, 10, True),
-        (0, 30, True),
-        (1, 30, False),
-    ]
-    after = keeper()
-    after.resume(found)
-    assert (after.read().saves, after.read().saved) == (found.saves, 5)
-
-
-def test_of_many_checkpoints_some_are_kept_with_the_first_and_the_newest() -> None:
-    made = keeper()
-    for step in range(1000):
-        made.note_saves(step, -1)
-        assert len(made.read().saves) <= SAVES_LIMIT
-    found = made.read()
-    assert (found.saves[0].step, found.saves[-1].step, found.saved) == (0, 999, 1000)
-    assert len(found.saves) > SAVES_LIMIT // 2
 
 
 def test_a_status_of_a_former_attempt_counts_for_nothing() -> None:
