@@ -59,8 +59,11 @@ class Saver:
         warn: Callable[[str], None],
         on_stored: Callable[[int], None] = lambda step: None,
         separate: bool = False,
+        stored: int = 0,
     ) -> None:
-        """Collective."""
+        """``stored``: the step of the newest checkpoint in storage. Collective."""
+        self.stored = stored
+        """The step of the latest state that was sent to storage."""
         self._destination, self._memory = destination, memory
         self._metadata, self._on_saved, self._on_stored, self._warn = metadata, on_saved, on_stored, warn
         self._rank, self._world_size = process_group.rank(), process_group.world_size()
@@ -91,6 +94,11 @@ class Saver:
         """Why nothing is saved any more; empty: there is a place."""
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
+
+    @property
+    def has_storage(self) -> bool:
+        """Whether checkpoints go to storage."""
+        return self._writer is not None
 
     @property
     def keeps_in_memory(self) -> bool:
@@ -222,7 +230,13 @@ class Saver:
         open_shard, step, readers = self._memory.open_shard, checkpoint.step, checkpoint.readers
         own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
         self._writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
+        self.stored = step
         self._on_stored(step)
+
+    def finish_restoring(self) -> None:
+        """Say that this rank has restored all it needs: the memory may hold later checkpoints."""
+        if self._memory:
+            self._memory.restored()
 
     def _join(self) -> BaseException | None:
         """Wait until the latest save is complete in storage. Returns the error that prevented it, else None."""
@@ -312,7 +326,7 @@ class Saver:
         assert self._writer is not None  # noqa: S101
         assert self._latest is not None  # noqa: S101
         shard, header, seconds = self._latest
-        self._read = shard
+        self._read, self.stored = shard, header.step
         self._awaited.clear()
         arguments = (self._writer, shard, header, seconds * _PAUSE, at_end)
         is_over = not threading.main_thread().is_alive()  # the functions of atexit are called
