@@ -33,7 +33,7 @@ class Memory(PodMemory):
 
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(str(folder / "socket"), 0, 0)
-        self.limit, self.free = limit, True
+        self.folder, self.limit, self.free = folder, limit, True
 
     def _send(self, request: Any) -> None:
         self._request: Request = request
@@ -97,8 +97,9 @@ class Job:
 
     def ended(self) -> None:
         """Wait until the write has ended, without hearing of it."""
-        assert self.saver._thread
-        self.saver._thread.join()
+        assert self.saver._storage
+        assert self.saver._storage._thread
+        self.saver._storage._thread.join()
 
     def stored_weight(self, step: int) -> float:
         assert self.storage
