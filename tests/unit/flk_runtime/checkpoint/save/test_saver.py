@@ -159,24 +159,6 @@ def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Stora
     assert not job.saver.behind
 
 
-def test_a_third_file_is_made_when_storage_is_slower_than_memory(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage)
-    for step in range(1, 6):  # each is stored before the next save
-        assert job.save(step)
-        job.ended()
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    storage.open_.clear()
-    assert job.save(6)
-    job.save(7, store=False)
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    job.save(8, store=False)
-    assert len(list(tmp_path.glob("*.shard"))) == 3
-    storage.open_.set()
-    job.saver.wait()
-    assert job.stored == [1, 2, 3, 4, 5, 6, 8]
-    assert [job.stored_weight(step) for step in (6, 8)] == [6.0, 8.0]
-
-
 def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
     job = Job(tmp_path, storage)
     job.memory.free = False
@@ -261,10 +243,7 @@ def test_where_memory_is_refused_every_save_is_stored(tmp_path: Path, storage: S
     assert any("keeping no checkpoints in memory: " in line for line in job.lines)
 
 
-@pytest.mark.parametrize("saves", [30, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_saves_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage, saves: int
-) -> None:
+def test_saves_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage) -> None:
     """Neither in the store of the process group, which is in pod 0, nor in this process."""
     store = torch.distributed.HashStore()
     monkeypatch.setattr(process_group, "store", lambda: store)
@@ -280,7 +259,7 @@ def test_saves_leave_nothing_behind(
     gc.collect()
     gc.freeze()  # what is here already is not counted, and its end changes no count
     try:
-        for count in (10, *[saves // 3] * 3):
+        for count in (10, 10, 10, 10):
             for step in itertools.islice(steps, count):
                 job.save(step)
             found.append(left())
@@ -288,7 +267,7 @@ def test_saves_leave_nothing_behind(
         gc.unfreeze()
     assert all(keys == 0 for keys, _ in found)
     # What saves leave is left each time; another test's threads add objects once in a while.
-    assert min(after - before for (_, before), (_, after) in itertools.pairwise(found)) < saves // 3
+    assert min(after - before for (_, before), (_, after) in itertools.pairwise(found)) < 10
 
 
 def test_a_save_that_failed_on_another_rank_only_is_an_error_here_too(
