@@ -59,13 +59,14 @@ class Saver:
         self.stored = stored
         """The step of the latest state that was sent to storage."""
         self._metadata, self._on_saved, self._on_stored, self._warn = metadata, on_saved, on_stored, warn
+        self._rank = process_group.rank()  # the group may be gone at the end of the process
         self._separate = separate and destination is not None
         self._held = HeldSaves(memory, self._note_held, warn, third=self._separate) if memory else None
         self._storage: BackgroundWriter | None = None
         if destination is not None:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
-            ranks = process_group.rank(), process_group.world_size()
-            writer = StorageWriter(destination, keep, process_group.store(), *ranks, timeout)
+            world_size = process_group.world_size()
+            writer = StorageWriter(destination, keep, process_group.store(), self._rank, world_size, timeout)
             self._storage = BackgroundWriter(writer, self._note_written, warn)
         self._staging: Staging | None = None
         self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
@@ -148,7 +149,7 @@ class Saver:
             self._begin_write()
         elif store and self._storage is not None and not self._said_slow:
             self._said_slow = True
-            if process_group.rank() == 0:
+            if self._rank == 0:
                 self._warn(
                     f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
                     "later save is stored (said once)"
@@ -210,9 +211,8 @@ class Saver:
         assert self._held is not None  # noqa: S101
         assert self._storage is not None  # noqa: S101
         open_shard, step, readers = self._held.memory.open_shard, checkpoint.step, checkpoint.readers
-        rank = process_group.rank()
-        own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == rank)
-        self._storage.writer.write(ShardHeader(step, len(readers), rank, (), self._metadata), own, at_end=at_end)
+        own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
+        self._storage.writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
         self.stored = step
         self._on_stored(step)
 
@@ -234,7 +234,7 @@ class Saver:
         if not self._passes(error):
             raise error
         self.behind = self._separate
-        if process_group.rank() == 0:
+        if self._rank == 0:
             self._warn(f"{error}; training goes on, and the next save tries again")
 
     def _note_held(self, step: int) -> None:
@@ -266,8 +266,7 @@ class Saver:
                 shard = self._staging.shard(path)
                 if storage and shard is storage.shard:
                     self._pass(self._join())
-                ranks = process_group.rank(), process_group.world_size()
-                header = shard.copy(chunks, values, save, *ranks)
+                header = shard.copy(chunks, values, save, self._rank, process_group.world_size())
             except OSError as error:
                 if held:
                     held.memory.skip(str(error))
@@ -277,7 +276,7 @@ class Saver:
             held.finish(save, path)
 
     def _begin_write(self, *, at_end: bool = False) -> None:
-        """Have the latest copy written to storage. Nothing is written now."""
+        """Have the latest copy written to storage, while nothing is written."""
         assert self._storage is not None  # noqa: S101
         assert self._latest is not None  # noqa: S101
         self.stored = self._latest[1].step
@@ -289,7 +288,7 @@ class Saver:
             return
         self._held = None
         self.refusal = "" if self._storage else refusal
-        if process_group.rank() == 0:
+        if self._rank == 0:
             nothing = "" if self._storage else ", and nothing is saved, since there is no storage for checkpoints"
             limit = f"{user_env.MEMORY_LIMIT} sets the limit, and --memory-path names a local disk instead"
             self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
