@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -105,6 +105,8 @@ class CheckpointManager:
     `open_checkpoints` makes it. `register` and `save` are collective.
     """
 
+    _outdated: ClassVar[bool] = False  # what this process has restored from memory: it has saved since, or stored it
+
     def __init__(
         self,
         options: CheckpointOptions,
@@ -126,7 +128,7 @@ class CheckpointManager:
         """Where the state comes from, as in SOURCES."""
         self._log, self._saver, self._refusal = log, saver, refusal
         self._objects: dict[str, Stateful | DistributedStateful] = {}
-        self._resumed, self._in_memory = resumed, in_memory  # until the first step, and until the next save
+        self._resumed, self._in_memory = resumed, in_memory  # the first until the first step
         # Names in the checkpoint for which no object is registered yet.
         self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
         self._rng_state = resumed.random if resumed else None
@@ -312,7 +314,7 @@ class CheckpointManager:
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
         every = self.options.store_every
-        self._in_memory = None
+        CheckpointManager._outdated |= saver.keeps_in_memory
         saver.save(steps, chunks, plain, problem, store=every is None or is_passed(every, saver.stored, steps))
         self._saved = self._current_progress(steps)
 
@@ -400,9 +402,10 @@ class CheckpointManager:
         with own_page().during(Phase.SAVING):
             if self.has_saved:
                 self._saver.wait(together=together, at_end=at_end)
-            elif self.has_storage and self._in_memory and self._saver.stored < self.steps:
-                restored, self._in_memory = self._in_memory, None
-                self._saver.store_restored(restored, at_end=at_end)
+            elif self.has_storage and self._in_memory and not CheckpointManager._outdated:
+                CheckpointManager._outdated = True
+                if self._saver.stored < self.steps:
+                    self._saver.store_restored(self._in_memory, at_end=at_end)
 
     def finish_write(self) -> None:
         """Wait for the write that is going on, if there is one. Raises CheckpointError if it fails."""
