@@ -234,15 +234,6 @@ def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_
     assert job.stored == [1, 2]
 
 
-def test_where_memory_is_refused_every_save_is_stored(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage, limit=10)
-    assert job.save(1, store=False)
-    assert job.save(2, store=False)
-    job.saver.wait()
-    assert (job.saved, job.stored) == ([1, 2], [1, 2])
-    assert any("keeping no checkpoints in memory: " in line for line in job.lines)
-
-
 def test_saves_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage) -> None:
     """Neither in the store of the process group, which is in pod 0, nor in this process."""
     store = torch.distributed.HashStore()
