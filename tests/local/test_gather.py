@@ -15,6 +15,7 @@ from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import shard_file
+from flk_runtime.shared.memory_messages import SaveKey
 
 gather.PIECE = 1 << 8  # many pieces
 os.chdir(os.path.dirname(__file__))  # the files of this test alone
@@ -43,7 +44,7 @@ def chunks(strategy, empty=False):
 def save(strategy):
     held = [chunk for chunk in chunks(strategy) if chunk.shape or rank == 0 or strategy == "ddp"]
     shard = StagedShard(pathlib.Path(f"{strategy}.{rank}"), make_plan(describe(held)), {})
-    shard.copy(held, f"values of {rank}".encode(), step=3, number=1, world_size=world_size, rank=rank)
+    shard.copy(held, f"values of {rank}".encode(), SaveKey(3, 1), rank, world_size)
     shard.close()
     with open(f"{strategy}.{rank}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory[:128] = shard_file.sealed_preamble(memory, "attempt").to_bytes()

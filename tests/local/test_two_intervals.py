@@ -131,22 +131,3 @@ def test_memory_goes_on_while_storage_is_slow_and_each_restores_what_it_is_for(
     job.start("train.py", strategy, "100000", only=1)
     job.until(lambda: len(begun(job)) == 4, "the job goes on")
     assert begun(job)[-1] == int(step)
-
-
-def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
-    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
-) -> None:
-    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.DISRUPTIONS: "0", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
-    settings |= {user_env.STORE_EVERY: "10", user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
-    # Two files of about 75 kB for each rank, and not three.
-    settings[user_env.MEMORY_LIMIT] = str(380 << 10)
-    job = forked_pods(1, 2, script=TRAIN, **settings)
-    (job.folder / "full").touch()
-    job.start("train.py", "ddp", "60")
-    assert job.wait() == [ExitCode.INFRASTRUCTURE], job.log(0)
-    log = job.log(0)
-    assert "step-000000010: rank 0: No space left on device; training goes on, and the next save tries again" in log
-    assert "cannot write the checkpoint" in log.rsplit("training goes on", 1)[1]
-    assert int((job.folder / "step.0").read_text()) == 60
-    assert log.count("a save waits for storage while that still writes: no room for checkpoints") == 1
-    assert "is not in memory" not in log, log

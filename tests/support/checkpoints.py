@@ -20,7 +20,7 @@ def store_model(place: str, state: Mapping[str, torch.Tensor]) -> None:
     destination.prepare()
     saver = Saver(destination, None, keep=2, metadata={}, timeout=60.0, on_saved=lambda step: None, warn=print)
     chunks = [chunk for name, value in state.items() for chunk in chunks_of(("model", name), value)]
-    saver.save(0, chunks, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None})
+    saver.save(0, chunks, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None, "place": place})
     saver.wait()
 
 

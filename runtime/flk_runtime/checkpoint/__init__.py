@@ -13,6 +13,7 @@ from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, has_own_st
 from flk_runtime.checkpoint.adapters.placed import placed
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, stateful_of
 
@@ -34,6 +35,7 @@ __all__ = [
     "is_sharded",
     "load_as_saved",
     "module_state",
+    "open_checkpoints",
     "optimizer_state",
     "parameters_of",
     "placed",

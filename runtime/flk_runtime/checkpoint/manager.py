@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,32 +13,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flk_runtime.checkpoint.memory import PodMemory, Restorable
+from flk_runtime.checkpoint.memory import Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
 from flk_runtime.checkpoint.values import decode
-from flk_runtime.contract import pod_layout, user_env
-from flk_runtime.contract.pod_layout import is_same_place
+from flk_runtime.contract import user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import find_difference, first_far, process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.progress import Phase, own_page
-from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng
 from flk_runtime.system.bits import compared_part, is_compared
 
 if TYPE_CHECKING:
-    from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
+    from flk_runtime.checkpoint.load import SavedObject
     from flk_runtime.checkpoint.save import Saver
-    from flk_runtime.checkpoint.storage import Destination
 
 INTERNAL = "flk."
 """The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
 line is printed about one that is missing or left over."""
-_NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
+NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
 _BY_ORDER = re.compile(r"loader(-\d+)?")  # names of loaders that the script has not named
-_IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
 
 def is_passed(every: int, before: int, steps: int) -> bool:
@@ -74,12 +69,40 @@ class CheckpointOptions:
     their attempt began."""
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """What this rank resumes from a checkpoint. It is freed at the first step."""
+
+    place: str  # the name of the checkpoint in messages
+    steps: int  # optimizer steps that it was taken after
+    objects: Mapping[str, SavedObject]  # states that it has once
+    own: Mapping[str, Any]  # states that this rank has saved for itself; empty at another number of ranks
+    own_of_rank_0: Mapping[str, Any]
+    random: dict[str, Any]  # states of the generators of this rank
+    progress: Progress
+    saved_for: str | None  # the place that was given when it was saved
+
+    def load(self, name: str, thing: Stateful | DistributedStateful) -> None:
+        """Give ``thing`` its state. Raises CheckpointError if that does not fit."""
+        with _restoring(name, self.place):
+            if isinstance(thing, DistributedStateful):
+                thing.load_state(self.objects[name])
+            elif name in self.objects:
+                load_into(thing, self.objects[name].state_dict())
+            elif name in (own := self.own_of_rank_0 if is_replicated(thing) else self.own):
+                load_into(thing, decode(own[name], {}))
+            elif not name.startswith(INTERNAL):
+                raise MismatchError(
+                    "each rank has a state of its own, and another number of ranks has saved them; resume with that "
+                    "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
+                    "under another name so that it starts anew"
+                )
+
+
 class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
-    Checkpoints are kept in the memory of the pods too, where flk's launcher offers that. The newer of both is restored.
-    ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete, and
-    ``on_stored`` if it is in storage, as `Saver` says. The constructor, `register` and `save` are collective.
+    `open_checkpoints` makes it. `register` and `save` are collective.
     """
 
     _outdated: ClassVar[bool] = False  # what this process has restored from memory: it has saved since, or stored it
@@ -88,138 +111,41 @@ class CheckpointManager:
         self,
         options: CheckpointOptions,
         log: Callable[[str], None],
-        on_saved: Callable[[int], None],
-        on_stored: Callable[[int], None],
+        saver: Saver | None = None,
+        resumed: Resumed | None = None,
+        *,
+        in_memory: Restorable | None = None,
+        refusal: str = "",
     ) -> None:
-        self.steps = 0  # optimizer steps that the checkpoint was taken after
-        self.place = options.place
-        self._seed, self._log, self._needs_model = options.seed, log, options.needs_model
+        """``saver``: None if there is no place for checkpoints, for the reason ``refusal`` if one was asked for.
+
+        ``in_memory``: the checkpoint that is resumed, if it is in the memory of the pods.
+        """
+        self.options = options
+        self.steps = resumed.steps if resumed else 0
+        """Optimizer steps that the checkpoint was taken after."""
+        self.source = "memory" if in_memory else "storage" if resumed else "start"
+        """Where the state comes from, as in SOURCES."""
+        self._log, self._saver, self._refusal = log, saver, refusal
         self._objects: dict[str, Stateful | DistributedStateful] = {}
-        self._checkpoint: SavedCheckpoint | None = None  # until the first step
-        self._own: dict[str, Any] = {}  # states that this rank has saved for itself in the checkpoint
-        self._own_of_rank_0: dict[str, Any] = {}
-        self._restored: dict[str, SavedObject] = {}  # states in the checkpoint, until the first step
-        self._anew: list[str] = []  # names of objects that are not in the checkpoint
-        self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
-        self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
+        self._resumed, self._in_memory = resumed, in_memory  # the first until the first step
+        # Names in the checkpoint for which no object is registered yet.
+        self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
+        self._rng_state = resumed.random if resumed else None
         self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
         self._finished = False  # restoring: the first step has been made
-        self._saved: Progress | None = None  # the progress at the latest checkpoint
-        self._latest = 0  # its step
+        self._saved = resumed.progress if resumed else None  # the progress at the latest checkpoint
         self._saves = 0  # of this manager
-        self.has_saved = False
+
+    @property
+    def has_saved(self) -> bool:
         """Whether `save` has been called."""
-        self._saver: Saver | None = None
-        self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
-        self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
-        self.source = "start"
-        """Where the state comes from, as in SOURCES."""
-        self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
-        self.has_storage = False
+        return self._saves > 0
+
+    @property
+    def has_storage(self) -> bool:
         """Whether checkpoints go to storage."""
-        self._lacks_volume = False  # the pods share none, and keep nothing in memory
-        if options.place or self._memory:
-            with own_page().during(Phase.RESTORING if options.resume else Phase.SAVING):
-                self._open(options, on_saved, on_stored)
-
-    def _open(
-        self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
-    ) -> None:
-        # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
-        from flk_runtime.checkpoint.load import open_stored
-        from flk_runtime.checkpoint.save import Saver
-        from flk_runtime.checkpoint.storage import find_newest
-
-        destination = self._open_destination(options.place)
-        if destination is None and self._memory is None:
-            return
-        if options.goes_back and destination is None:
-            raise SetupError(
-                "flk.restore cannot go back to a checkpoint that this attempt has saved in the memory of the pods: "
-                "pass checkpoint= with storage that all pods see, or keep a copy of the states"
-            )
-        self.has_storage = destination is not None
-        found = find_newest(destination, _warn) if destination and options.resume else None
-        self._stored = found.step if found else 0
-        offered = self._memory and options.resume and not options.goes_back
-        in_memory = self._memory.restorable() if self._memory and offered else None
-        is_newer = in_memory and (found is None or in_memory.is_preferred_to(found.step))
-        if self._memory and in_memory and is_newer and self._resume_from_memory(self._memory, in_memory):
-            self.source, self._in_memory = "memory", in_memory
-        elif destination and found:
-            self.source = "storage"
-            self._resume(open_stored(destination, found.step, found.manifest), found.manifest.world_size)
-        elif options.resume and user_env.ATTEMPT.read(os.environ):
-            self._log("flk: there is no checkpoint: training starts again at step 0")
-        self._saver = Saver(
-            destination,
-            self._memory,
-            keep=options.keep,
-            metadata=options.metadata,
-            timeout=options.timeout,
-            on_saved=on_saved,
-            warn=_warn,
-            on_stored=on_stored,
-            separate=options.store_every is not None and self._memory is not None,
-        )
-
-    def _open_destination(self, place: str | None) -> Destination | None:
-        """The storage for checkpoints, ready for use; None if there is none that all ranks share. Collective."""
-        from flk_runtime.checkpoint.storage import is_shared, open_destination
-
-        without_volume = pod_layout.is_of_pod(place)
-        if not place or (without_volume and self._memory):
-            return None
-        destination = open_destination(place)
-        process_group.on_main(destination.prepare)
-        if destination.folder is None or is_shared(destination.folder):
-            return destination
-        if without_volume:
-            self._lacks_volume = True
-            self._log(f"flk: {_NO_VOLUME}")
-            return None
-        raise MismatchError(
-            f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
-        )
-
-    def _resume_from_memory(self, memory: PodMemory, offered: Restorable) -> bool:
-        """Resume from the checkpoint in memory, if it is of this place; return whether it is. Collective."""
-        from flk_runtime.checkpoint.gather import PodReader  # not every job needs it
-        from flk_runtime.checkpoint.load import SavedCheckpoint
-
-        reader = PodReader(offered.readers, memory.open_shard, offered.processes, offered.copies)
-        checkpoint = SavedCheckpoint(_IN_MEMORY, reader)
-        return self._resume(checkpoint, len(offered.readers), of_any_place=False)
-
-    def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
-        """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written.
-
-        Returns whether it did: unless ``of_any_place``, the checkpoint has to be of this place. Collective then.
-        """
-        from flk_runtime.checkpoint.load import SavedObject
-
-        rank = process_group.rank()
-        own = value_name(rank if rank < world_size else 0)
-        values = checkpoint.read((), sorted({value_name(0), own}))
-        content = values[value_name(0)]
-        # Rank 0 decides, since paths may differ between pods.
-        if not (of_any_place or process_group.on_main(lambda: is_same_place(content["place"], self.place))):
-            place = content["place"]
-            self._log(f"flk: the checkpoint in {checkpoint.place} is of another place, {place}, and is not used here")
-            return False
-        self._checkpoint = checkpoint
-        self.steps = content["steps"]
-        self._restored = {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()}
-        self._own = values[own]["own"] if world_size == process_group.world_size() else {}
-        self._own_of_rank_0 = content["own"]
-        self._unclaimed = set(self._restored) | set(content["own"])
-        if rank < world_size:
-            self._rng_state = values[own]["random"]
-        else:  # the checkpoint was written by fewer ranks
-            self._rng_state = self._fresh_rng_state()
-        self._saved = _progress(self.steps, content["objects"])
-        self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
-        return True
+        return self._saver is not None and self._saver.has_storage
 
     def register(self, name: str, thing: Stateful | DistributedStateful, *, internal: bool = False) -> None:
         """Save ``thing`` in checkpoints under ``name``, and restore it now if the newest one has it. Collective.
@@ -239,16 +165,16 @@ class CheckpointManager:
         if self._saver is not None and (values := values_of(thing)) is not None:
             encode_whole(values, (name,))  # raises now if it cannot be saved
         if name not in self._unclaimed:
-            if self._checkpoint is not None and not name.startswith(INTERNAL):
-                self._anew.append(name)
-                self._log(f"flk: {name!r} is not in {self._checkpoint.place}, and begins anew")
+            if self._resumed and not name.startswith(INTERNAL):
+                self._log(f"flk: {name!r} is not in {self._resumed.place}, and begins anew")
             return
         self._unclaimed.discard(name)
-        self._load(name, thing)
+        assert self._resumed is not None  # noqa: S101
+        self._resumed.load(name, thing)
         for other, earlier in self._objects.items():
-            if isinstance(earlier, DistributedStateful) and other in self._restored:
+            if isinstance(earlier, DistributedStateful) and other in self._resumed.objects:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
-                earlier.reload_hyperparameters(self._restored[other])
+                earlier.reload_hyperparameters(self._resumed.objects[other])
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""
@@ -257,13 +183,6 @@ class CheckpointManager:
     def replace(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
         self._objects[name] = thing
-
-    def _fresh_rng_state(self) -> dict[str, Any]:
-        before = rng.get_state()  # from which the script goes on
-        rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), self.steps))
-        fresh = rng.get_state()
-        rng.set_state(before)
-        return fresh
 
     def start_rank_rng(self) -> None:
         """Until the first step, set the random generators to where this rank's training starts or resumes."""
@@ -277,13 +196,13 @@ class CheckpointManager:
 
     @property
     def _awaits_rng(self) -> bool:
-        return not self._rng_started and (self._needs_model or self._rng_state is not None)
+        return not self._rng_started and (self.options.needs_model or self._rng_state is not None)
 
     def _set_rng(self) -> None:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
-            rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), 0))
+            rng.seed_all(rng.derive_seed("rank", self.options.seed, process_group.rank(), 0))
         self._rng_started = True
 
     def finish_restoring(self) -> None:
@@ -294,17 +213,24 @@ class CheckpointManager:
         position of a loader without a name while there are others.
         """
         self._finished = True
-        place = self._checkpoint.place if self._checkpoint else ""
-        if self._needs_model and "model" in self._unclaimed:
+        resumed, self._resumed = self._resumed, None
+        if resumed:
+            self._check_unclaimed(resumed)
+        if self._saver:
+            self._saver.finish_restoring()
+
+    def _check_unclaimed(self, resumed: Resumed) -> None:
+        place = resumed.place
+        if self.options.needs_model and "model" in self._unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
         left = sorted(name for name in self._unclaimed if not name.startswith(INTERNAL))
-        renamed = [name for name in left if name in self._restored and self._restored[name].is_of_model()]
+        renamed = [name for name in left if name in resumed.objects and resumed.objects[name].is_of_model()]
         anew = [
             name
-            for name in self._anew
-            if isinstance(thing := self._objects[name], DistributedStateful) and thing.is_of_model
+            for name, thing in self._objects.items()
+            if name not in resumed.objects and isinstance(thing, DistributedStateful) and thing.is_of_model
         ]
         if renamed and anew:
             raise MismatchError(
@@ -315,7 +241,7 @@ class CheckpointManager:
         loaders = [name for name, thing in self._objects.items() if isinstance(thing, EpochLoader)]
         by_order = any(map(_BY_ORDER.fullmatch, loaders))
         for name in left:
-            state = self._restored[name].plain if name in self._restored else None
+            state = resumed.objects[name].plain if name in resumed.objects else None
             if by_order and _BY_ORDER.fullmatch(name) and _is_position(state) and state["trained"]:
                 raise SetupError(
                     f"{name!r} is in {place}, and this script makes fewer loaders before its first step than the one "
@@ -323,16 +249,11 @@ class CheckpointManager:
                     "the order of calls; pass each loader the name= that it has in the checkpoint"
                 )
             self._log(f"flk: ignoring {name!r} in {place}: this script does not register it before its first step")
-        self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
-        if self._memory:
-            self._memory.restored()
 
     def ignore_checkpoint(self, steps: int) -> None:
         """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
-        self.steps, self.source, self._rng_state, self._saved = steps, "", None, _progress(steps, {})
-        self._in_memory = None
-        self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
-        self._unclaimed = set()
+        self.steps, self.source, self._rng_state, self._saved = steps, "", None, progress_of(steps, {})
+        self._resumed, self._in_memory, self._unclaimed = None, None, set()
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint, or the one that was restored."""
@@ -356,12 +277,12 @@ class CheckpointManager:
         """Whether there is a place for checkpoints, and a state to save: a model where one is needed."""
         if self._saver is None or not self._saver.can_save:
             return False
-        return "model" in self._objects if self._needs_model else bool(self._objects)
+        return "model" in self._objects if self.options.needs_model else bool(self._objects)
 
     @property
     def refusal(self) -> str:
         """Why nothing is saved; empty if no place has refused."""
-        return _NO_VOLUME if self._lacks_volume else self._saver.refusal if self._saver else ""
+        return self._saver.refusal if self._saver else self._refusal
 
     def save(self, steps: int) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
@@ -376,8 +297,6 @@ class CheckpointManager:
             self._save(self._saver, steps)
 
     def _save(self, saver: Saver, steps: int) -> None:
-        if self._memory:
-            CheckpointManager._outdated = True
         devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
         self._saves += 1
         if process_group.world_size() > 1 and is_compared(self._saves):
@@ -391,15 +310,13 @@ class CheckpointManager:
             "own": own,
             # What the script draws before the training begins is no part of it.
             "random": self._rng_state if self._awaits_rng else rng.get_state(),
-            "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
+            "place": self.options.place,  # the memory of the pods may be asked for the checkpoint of another one
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
-        is_due = self._store_every is None or is_passed(self._store_every, self._stored, steps)
-        if saver.save(steps, chunks, plain, problem, store=is_due):
-            self._stored = steps
-        self._latest = steps
+        every = self.options.store_every
+        CheckpointManager._outdated |= saver.keeps_in_memory
+        saver.save(steps, chunks, plain, problem, store=every is None or is_passed(every, saver.stored, steps))
         self._saved = self._current_progress(steps)
-        self.has_saved = True
 
     def _compare(self) -> None:
         """Raise CheckpointError on all ranks if they hold apart what a checkpoint has only once. Collective."""
@@ -478,18 +395,17 @@ class CheckpointManager:
         The latest one may be one that was restored from memory. Raises CheckpointError on all ranks if it could not be.
         ``together``: as in `Saver.wait`, and raise SetupError if the pods share no place. ``at_end``: as there.
         """
-        if together and self._lacks_volume:
-            raise SetupError(self.refusal)
+        if together and self._refusal:
+            raise SetupError(self._refusal)
         if self._saver is None:
             return
         with own_page().during(Phase.SAVING):
             if self.has_saved:
                 self._saver.wait(together=together, at_end=at_end)
-                self._stored = self._latest
-            elif self.has_storage and self._in_memory and self._stored < self.steps and not CheckpointManager._outdated:
+            elif self.has_storage and self._in_memory and not CheckpointManager._outdated:
                 CheckpointManager._outdated = True
-                self._saver.store_restored(self._in_memory, at_end=at_end)
-                self._stored = self.steps
+                if self._saver.stored < self.steps:
+                    self._saver.store_restored(self._in_memory, at_end=at_end)
 
     def finish_write(self) -> None:
         """Wait for the write that is going on, if there is one. Raises CheckpointError if it fails."""
@@ -504,24 +420,9 @@ class CheckpointManager:
         if self._saver is not None:
             self._saver.close()
 
-    def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
-        with _restoring(name, self._checkpoint.place if self._checkpoint else ""):
-            if isinstance(thing, DistributedStateful):
-                thing.load_state(self._restored[name])
-            elif name in self._restored:
-                load_into(thing, self._restored[name].state_dict())
-            elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
-                load_into(thing, decode(own[name], {}))
-            elif not name.startswith(INTERNAL):
-                raise MismatchError(
-                    "each rank has a state of its own, and another number of ranks has saved them; resume with that "
-                    "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
-                    "under another name so that it starts anew"
-                )
-
     def _current_progress(self, steps: int) -> Progress:
         loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
-        return _progress(steps, loaders)
+        return progress_of(steps, loaders)
 
 
 @contextlib.contextmanager
@@ -534,11 +435,7 @@ def _restoring(name: str, place: str) -> Iterator[None]:
         raise checkpoint_error(message, error) from error
 
 
-def _warn(text: str) -> None:
-    print(f"flk: {text}", file=sys.stderr, flush=True)
-
-
-def _progress(steps: int, states: Mapping[str, Any]) -> Progress:
+def progress_of(steps: int, states: Mapping[str, Any]) -> Progress:
     """The number of steps, and the numbers of the position of each loader in ``states``.
 
     What else a position has may be encoded, or hold arrays, which cannot be compared.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
@@ -45,7 +45,7 @@ class Saves:
                 "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
                 "there is any"
             )
-        self.manager = CheckpointManager(
+        self.manager = open_checkpoints(
             CheckpointOptions(
                 place=name,
                 seed=rng.derive_seed("worker", options.seed, worker, 0) if worker else options.seed,

@@ -13,6 +13,7 @@ from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.pod_layout import is_same_place
@@ -51,7 +52,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
         return
     place, manager = _opened(checkpoint, resume=False)
     of_run = current.manager
-    if place.saved_by == "training" or (of_run and of_run.can_save and is_same_place(of_run.place, place.name)):
+    if place.saved_by == "training" or (of_run and of_run.can_save and is_same_place(of_run.options.place, place.name)):
         if not current.is_training:
             raise SetupError(f"flk.save: {_of_closed(place)}")
         raise SetupError(
@@ -147,7 +148,7 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
         store_every=interval("store_every", None, user_env.STORE_EVERY),
         keep=count("keep", None, user_env.KEEP, 1),
     )
-    manager = place.manager = CheckpointManager(
+    manager = place.manager = open_checkpoints(
         options,
         _print,
         lambda step: setattr(page, "saved", step),

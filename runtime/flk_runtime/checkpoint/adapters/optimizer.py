@@ -36,7 +36,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
-from flk_runtime.system.pytree import leaves, map_leaves
+from flk_runtime.system.pytree import map_leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -90,7 +90,6 @@ class OptimizerState(DistributedStateful):
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self.optimizer)
         states = {own: content.state.get(parameter) or {} for own, parameter in parameters.items()}
-        _refuse_nested(self.optimizer, states)
         tensors, values = split_values(states.items())
         plain: dict[str, Any] = {"values": values, "kind": kind_of(self.optimizer)}
         if self._of_parts:
@@ -195,17 +194,6 @@ class OptimizerState(DistributedStateful):
         found = chunks_of(path, value)  # on all ranks, which refuse alike what cannot be saved
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
         return found if offers else []
-
-
-def _refuse_nested(optimizer: Optimizer, states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise MismatchError for shards in a list or dictionary, which would be saved as a value of this rank alone."""
-    for own, state in states.items():
-        for key, value in state.items():
-            if isinstance(value, list | tuple | dict) and any(map(is_sharded, leaves(value))):
-                raise MismatchError(
-                    f"{type(optimizer).__name__} keeps shards in {key!r} of {own!r}, a {type(value).__name__}: "
-                    "keep each tensor under a key of its own, or use a strategy that does not shard"
-                )
 
 
 def _shards(

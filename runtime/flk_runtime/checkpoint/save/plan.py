@@ -118,9 +118,7 @@ def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
             rank, index = min(held, key=lambda pair: load[pair[0]])
             writes[rank].append(Write(index, begin, end))
             load[rank] += described.length * (end - begin) // max(1, count)
-    for rank, own in enumerate(writes):
-        writes[rank] = sorted(_merged(own))
-    return writes
+    return [sorted(own) for own in writes]
 
 
 def rows(described: Described, write: Write) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -138,17 +136,6 @@ def cut(tensor: torch.Tensor, write: Write) -> torch.Tensor:
 
 def _rows(described: Described) -> int:
     return described.size[0] if described.size else 1
-
-
-def _merged(writes: list[Write]) -> list[Write]:
-    """The writes of one rank, with neighbouring rows of a chunk as one write."""
-    merged: list[Write] = []
-    for write in sorted(writes):
-        if merged and merged[-1].chunk == write.chunk and merged[-1].end == write.begin:
-            merged[-1] = Write(write.chunk, merged[-1].begin, write.end)
-        else:
-            merged.append(write)
-    return merged
 
 
 def _check_whole(chunks: Sequence[Described]) -> None:

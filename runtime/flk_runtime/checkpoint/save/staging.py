@@ -13,6 +13,7 @@ import torch
 from flk_runtime.checkpoint.save.plan import Plan, cut
 from flk_runtime.checkpoint.shard import view_tensor
 from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.shared.memory_messages import SaveKey
 from flk_runtime.shared.shard_file import Entry, ShardFile, ShardHeader, shard_size
 from flk_runtime.system import torch_private
 
@@ -32,12 +33,10 @@ class StagedShard:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._pinned = _pin(self._file.memory)
 
-    def copy(
-        self, chunks: Sequence[Chunk], values: bytes, *, step: int, number: int, world_size: int, rank: int
-    ) -> ShardHeader:
+    def copy(self, chunks: Sequence[Chunk], values: bytes, save: SaveKey, rank: int, world_size: int) -> ShardHeader:
         """Copy this rank's writes out of ``chunks``, and plain ``values``. Returns when the device has copied them.
 
-        ``number`` is the number of the save. Raises OSError if there is no room for the values.
+        Raises OSError if there is no room for the values.
         """
         self._file.begin()
         sources = [cut(chunks[write.chunk].tensor, write) for write in self.plan.writes]
@@ -46,7 +45,7 @@ class StagedShard:
         if any(source.is_cuda for source in sources):
             torch.cuda.synchronize()
         self.values = values
-        return self._file.finish(step=step, number=number, world_size=world_size, rank=rank, values=values)
+        return self._file.finish(step=save.step, number=save.number, world_size=world_size, rank=rank, values=values)
 
     def tensors(self) -> list[tuple[Entry, torch.Tensor]]:
         """The tensors of the shard, as views of its memory."""
@@ -63,9 +62,9 @@ class StagedShard:
 class Staging:
     """The copies of this rank's shard of one structure, each in a file that is used for many saves."""
 
-    def __init__(self, plan: Plan, metadata: Mapping[str, Any]) -> None:
-        """``metadata`` describes the writer of the shards."""
-        self.plan, self._metadata = plan, metadata
+    def __init__(self, plan: Plan, metadata: Mapping[str, Any], layout: Sequence[Any]) -> None:
+        """``metadata`` describes the writer of the shards, and ``layout`` the chunks of which the plan was made."""
+        self.plan, self._metadata, self.layout = plan, metadata, layout
         self._shards: dict[FilePath | None, StagedShard] = {}
         self._size = shard_size(plan.entries, metadata)
 

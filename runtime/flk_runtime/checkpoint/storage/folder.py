@@ -126,11 +126,7 @@ class FolderDestination:
                 os.fsync(text.fileno())
             if final.exists():
                 final.rename(replaced)
-            try:
-                temporary.rename(final)
-            except OSError:
-                self._restore(replaced)
-                raise
+            temporary.rename(final)
             _sync(self.folder)
             pointer.replace(self.folder / LATEST)
         _sync(self.folder)

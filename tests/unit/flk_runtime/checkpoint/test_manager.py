@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState
-from flk_runtime.checkpoint.manager import _progress
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState, open_checkpoints
+from flk_runtime.checkpoint.manager import progress_of
 from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import process_group
@@ -19,7 +19,7 @@ from flk_runtime.system import device, rng
 
 def make_manager() -> CheckpointManager:
     options = CheckpointOptions(place=None, seed=0, metadata={}, timeout=60.0, needs_model=False)
-    return CheckpointManager(options, print, print, print)
+    return open_checkpoints(options, print, print, print)
 
 
 def test_a_save_reads_the_state_when_all_streams_of_the_gpu_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def test_a_parameter_may_have_none_in_the_place_of_its_state() -> None:
 def test_progress_is_told_by_the_numbers_of_positions() -> None:
     """The rest of a position may hold arrays, which cannot be compared, or be encoded as in the checkpoint."""
     position = {"seed": 1, "epoch": 2, "consumed": 3, "data": np.arange(3)}
-    assert _progress(4, {"data": position}) == _progress(4, {"data": split_tensors(position, ("data",)).plain})
-    assert _progress(4, {"data": position}) != _progress(4, {"data": {**position, "consumed": 2}})
+    assert progress_of(4, {"data": position}) == progress_of(4, {"data": split_tensors(position, ("data",)).plain})
+    assert progress_of(4, {"data": position}) != progress_of(4, {"data": {**position, "consumed": 2}})
 
 
 @pytest.mark.parametrize(("steps", "is_current"), [(4, False), (5, True)])

@@ -77,10 +77,6 @@ def test_the_pieces_of_a_module_are_used_again_if_they_are_its_own_tensors(kind:
     assert (found.chunks is first.chunks) is again
 
 
-def swap_data(model: Model) -> None:
-    model[0].weight.data = torch.full((2, 3), 5.0)
-
-
 def replace_parameter(model: Model) -> None:
     model[0].bias = nn.Parameter(torch.full((2,), 6.0))
 
@@ -89,11 +85,7 @@ def replace_buffer(model: Model) -> None:
     model[1].running_mean = torch.full((2,), 7.0)
 
 
-def add_module(model: Model) -> None:
-    model.append(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("change", [swap_data, replace_parameter, replace_buffer, add_module])
+@pytest.mark.parametrize("change", [replace_parameter, replace_buffer])
 def test_the_state_of_a_module_follows_what_replaces_its_tensors(change: Any) -> None:
     model = Model()
     state = ModuleState(model)
@@ -108,10 +100,6 @@ def step(model: Model, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def change_rate(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.param_groups[0]["lr"] = 0.5
-
-
 def load(model: Model, optimizer: torch.optim.Optimizer) -> None:
     other = torch.optim.AdamW(model.parameters())
     step(model, other)
@@ -124,7 +112,7 @@ def add_group(model: Model, optimizer: torch.optim.Optimizer) -> None:
     step(model, optimizer)
 
 
-@pytest.mark.parametrize("change", [step, change_rate, load, add_group])
+@pytest.mark.parametrize("change", [step, load, add_group])
 def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())

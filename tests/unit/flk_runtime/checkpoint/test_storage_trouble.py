@@ -24,7 +24,8 @@ from flk_runtime.checkpoint import storage
 from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.files import safetensors, weights
 from flk_runtime.checkpoint.files.weights import Weights
-from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.manager import CheckpointOptions
+from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.storage import folder, restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.s3 import S3Destination
@@ -153,7 +154,7 @@ def failing_files(trouble: Trouble) -> Iterator[None]:
 def resume(place: str) -> None:
     """Restore a model as a run does."""
     options = CheckpointOptions(place=place, seed=0, metadata={}, timeout=60.0)
-    manager = CheckpointManager(options, print, print, print)
+    manager = open_checkpoints(options, print, print, print)
     manager.register("model", module_state(nn.Linear(2, 3)))
 
 

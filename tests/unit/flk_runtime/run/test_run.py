@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
@@ -73,7 +73,7 @@ def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() 
     saves, page = object.__new__(Saves), ProgressPage.private()
     saves._context = SimpleNamespace(page=page, say=print)  # type: ignore[assignment]
     options = CheckpointOptions(None, seed=0, metadata={}, timeout=1.0, in_memory=False)
-    saves.manager = CheckpointManager(options, pytest.fail, print, print)
+    saves.manager = open_checkpoints(options, pytest.fail, print, print)
     page.restored_from = SOURCES.index("storage")
     saves.begin_at(7)
     assert (page.restored, SOURCES[page.restored_from]) == (7, "")

@@ -33,7 +33,7 @@ class Memory(PodMemory):
 
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(str(folder / "socket"), 0, 0)
-        self.limit, self.free = limit, True
+        self.folder, self.limit, self.free = folder, limit, True
 
     def _send(self, request: Any) -> None:
         self._request: Request = request
@@ -97,8 +97,9 @@ class Job:
 
     def ended(self) -> None:
         """Wait until the write has ended, without hearing of it."""
-        assert self.saver._thread
-        self.saver._thread.join()
+        assert self.saver._storage
+        assert self.saver._storage._thread
+        self.saver._storage._thread.join()
 
     def stored_weight(self, step: int) -> float:
         assert self.storage
@@ -156,24 +157,6 @@ def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Stora
     assert [job.stored_weight(step) for step in job.stored] == [1.0, 6.0]
     assert job.saved == [1, 2, 3, 4, 5, 6]
     assert not job.saver.behind
-
-
-def test_a_third_file_is_made_when_storage_is_slower_than_memory(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage)
-    for step in range(1, 6):  # each is stored before the next save
-        assert job.save(step)
-        job.ended()
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    storage.open_.clear()
-    assert job.save(6)
-    job.save(7, store=False)
-    assert len(list(tmp_path.glob("*.shard"))) == 2
-    job.save(8, store=False)
-    assert len(list(tmp_path.glob("*.shard"))) == 3
-    storage.open_.set()
-    job.saver.wait()
-    assert job.stored == [1, 2, 3, 4, 5, 6, 8]
-    assert [job.stored_weight(step) for step in (6, 8)] == [6.0, 8.0]
 
 
 def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
@@ -251,19 +234,7 @@ def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_
     assert job.stored == [1, 2]
 
 
-def test_where_memory_is_refused_every_save_is_stored(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage, limit=10)
-    assert job.save(1, store=False)
-    assert job.save(2, store=False)
-    job.saver.wait()
-    assert (job.saved, job.stored) == ([1, 2], [1, 2])
-    assert any("keeping no checkpoints in memory: " in line for line in job.lines)
-
-
-@pytest.mark.parametrize("saves", [30, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_saves_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage, saves: int
-) -> None:
+def test_saves_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage) -> None:
     """Neither in the store of the process group, which is in pod 0, nor in this process."""
     store = torch.distributed.HashStore()
     monkeypatch.setattr(process_group, "store", lambda: store)
@@ -279,7 +250,7 @@ def test_saves_leave_nothing_behind(
     gc.collect()
     gc.freeze()  # what is here already is not counted, and its end changes no count
     try:
-        for count in (10, *[saves // 3] * 3):
+        for count in (10, 10, 10, 10):
             for step in itertools.islice(steps, count):
                 job.save(step)
             found.append(left())
@@ -287,7 +258,7 @@ def test_saves_leave_nothing_behind(
         gc.unfreeze()
     assert all(keys == 0 for keys, _ in found)
     # What saves leave is left each time; another test's threads add objects once in a while.
-    assert min(after - before for (_, before), (_, after) in itertools.pairwise(found)) < saves // 3
+    assert min(after - before for (_, before), (_, after) in itertools.pairwise(found)) < 10
 
 
 def test_a_save_that_failed_on_another_rank_only_is_an_error_here_too(

@@ -55,24 +55,6 @@ def test_one_step_saved_twice_is_one_checkpoint(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".writer-a", "latest", "step-000000007"]
 
 
-def test_a_second_write_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    destination = writer(tmp_path, "a")
-    save(destination, 7, b"first")
-    write(destination, 7, b"second")
-    rename = Path.rename
-
-    def fail(path: Path, target: Path) -> Path:
-        if path.parent.name == ".writer-a":
-            raise OSError("Input/output error")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        destination.commit(7, b"second")
-    destination.discard(7)
-    assert content_of(tmp_path, 7) == {b"first"}
-
-
 @pytest.mark.promise("Checkpoints: Two writers of one place make one checkpoint, whole")
 def test_a_kill_at_any_rename_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only one checkpoint is kept, which is the one that is replaced."""

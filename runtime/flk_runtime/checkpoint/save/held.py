@@ -1,0 +1,117 @@
+"""HeldSaves: the saves that the memory of the pods keeps, and when each of them is complete there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flk_runtime.checkpoint.memory import PodMemory, SaveKey
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import CheckpointError
+
+_GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
+_POLL = 0.1  # seconds
+_WAITS = "a save waits for storage while that still writes"
+
+
+class HeldSaves:
+    """This rank's saves in the memory of its pod, one after another.
+
+    ``on_held(step)`` is called when a checkpoint is complete, by `poll` or `loss`. ``warn`` is called with the reason
+    where a save has to wait. ``third``: storage may read one file while two are needed, if there is room for it.
+    """
+
+    def __init__(
+        self, memory: PodMemory, on_held: Callable[[int], None], warn: Callable[[str], None], *, third: bool
+    ) -> None:
+        self.memory = memory
+        self.has_third = third
+        """Whether there is room for the next save while storage reads another one; after `reserve`."""
+        self._on_held, self._warn = on_held, warn
+        self._step: int | None = None  # of the save that is not known to be complete
+        self._watcher: threading.Thread | None = None
+        self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
+        self._said_waits = False  # that there is no room for a third file after all
+
+    def poll(self) -> bool:
+        """Call ``on_held`` if the latest save has become complete, and return at once.
+
+        Returns whether a later call may do so.
+        """
+        with self._lock:
+            if self._step is not None and self.memory.is_held(wait=False):
+                self._held(self._step)
+            return self._step is not None
+
+    def watch(self) -> None:
+        """Have a thread call `poll` until the latest save is complete, for a script that does not."""
+        if self._step is not None and not (self._watcher and self._watcher.is_alive()):
+            self._watcher = threading.Thread(target=self._poll_until_held, name="flk-checkpoint-watch", daemon=True)
+            with contextlib.suppress(RuntimeError):  # at a limit of processes: the next save calls it
+                self._watcher.start()
+
+    def loss(self) -> str:
+        """Wait until this rank's shard of the latest save is held. Returns why it is not; empty: it is."""
+        with self._lock:
+            if self._step is None:
+                return ""
+            if self.memory.is_held(wait=True):
+                self._held(self._step)
+                return ""
+            step, self._step = self._step, None
+            return f"the checkpoint after step {step} is not in memory: {self.memory.refusal}"
+
+    def finish(self, save: SaveKey, path: Path | None) -> None:
+        """Have the launcher hold the shard in this file; None: there was no room, which `loss` says."""
+        with self._lock:
+            if path:
+                self.memory.finish(save, path)
+            self._step = save.step
+
+    def reserve(self, size: int) -> str:
+        """Make room for shards of so many bytes on all ranks, or on none. Returns why there is none. Collective."""
+        sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
+        no_third = self._try_to_reserve(sizes, counts_third=True) if self.has_third else ""
+        if self.has_third and not no_third:
+            return ""
+        self.has_third = False
+        refusal = self._try_to_reserve(sizes)
+        if no_third and not refusal and process_group.rank() == 0:
+            self._warn(f"{_WAITS}: {no_third}")
+        return refusal
+
+    def path(self, size: int, read: Path | None) -> Path | None:
+        """The file for a shard of this size, and not ``read``, where that is possible; None: there is no room."""
+        memory = self.memory
+        if size > memory.size and (refusal := memory.reserve({process_group.rank(): size + _GROWTH})):
+            memory.skip(refusal)
+            return None
+        path = memory.next_path(read)
+        if path == read and self.has_third:
+            refusal = memory.add_third()
+            path = memory.next_path(read)
+            if refusal and not self._said_waits:
+                self._said_waits = True
+                self._warn(f"{_WAITS}: {refusal}")
+        return path
+
+    def _try_to_reserve(self, sizes: dict[int, int], *, counts_third: bool = False) -> str:
+        """Make room on all ranks or on none. Returns why there is none; empty: there is. Collective."""
+        refusals = process_group.gather(self.memory.reserve(sizes, counts_third=counts_third))
+        refusal: str = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
+        if refusal:
+            self.memory.release()
+            process_group.maximum(0)  # no rank gives up what another one has reserved since then
+        return refusal
+
+    def _poll_until_held(self) -> None:
+        with contextlib.suppress(CheckpointError):  # the next save raises it
+            while self.poll():
+                time.sleep(_POLL)
+
+    def _held(self, step: int) -> None:
+        self._step = None
+        self._on_held(step)
