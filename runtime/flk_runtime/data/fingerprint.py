@@ -48,14 +48,20 @@ def describe_data(data: Any, least: int, path: str = "dataset", depth: int = _DE
     if _is_sequence(data):
         return lines + _entries(data, path)
     held = data if isinstance(data, Mapping) else getattr(data, "__dict__", {})
+    shortest = max(least, length or 1)
     for name, value in list(held.items()) if depth and len(held) <= _KEYS else ():
-        several = isinstance(value, (list, tuple)) and any(isinstance(part, (Dataset, torch.Tensor)) for part in value)
-        for number, part in enumerate(value[:_ENTRIES] if several else [value]):
-            is_data = _is_sequence(part) and (length_of(part) or 0) >= max(least, length or 1)
-            if is_data or isinstance(part, (Dataset, Mapping)):
+        first = value[:_ENTRIES] if isinstance(value, (list, tuple)) else ()
+        several = first if all(_is_data(part, shortest) for part in first) else ()
+        for number, part in enumerate(several or [value]):
+            if _is_data(part, shortest) or isinstance(part, Mapping):
                 inner = f"{path}.{name}[{number}]" if several else f"{path}.{name}"
                 lines += describe_data(part, least, inner, depth - 1)
     return lines
+
+
+def _is_data(value: Any, least: int) -> bool:
+    """Whether this is a dataset, or a sequence of at least ``least`` entries."""
+    return isinstance(value, Dataset) or (_is_sequence(value) and (length_of(value) or 0) >= least)
 
 
 def _is_sequence(value: Any) -> bool:
