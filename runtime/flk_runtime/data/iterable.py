@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
-from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
+from flk_runtime.data.reader import ShareReader, count_shards, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device, process_group
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -50,8 +50,9 @@ class IterableLoader(EpochLoader):
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._workers = options.get("num_workers", 0)
+        shards = count_shards(dataset) if split else 1
         self._reader = ShareReader(
-            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers
+            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
         )
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
