@@ -58,7 +58,7 @@ class IterableLoader(EpochLoader):
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
         options.pop("persistent_workers", None)  # new ones begin at the position
         pin = context.device.type == "cuda"
-        batches = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
+        batches: dict[str, Any] = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:
             if not split:
