@@ -17,8 +17,9 @@ from types import NoneType
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
+
+from flk_runtime.system import pytree
 
 _DEPTH: Final = 5  # datasets within datasets
 _ENTRIES: Final = 8  # of a sequence
@@ -86,7 +87,7 @@ def text_of(entry: Any) -> str:
     exact: list[str] = []
     means: list[str] = []
     with contextlib.suppress(Exception):  # of any kind: an entry is an object of the script
-        for leaf in tree_leaves(entry.to_pydict() if hasattr(entry, "to_pydict") else entry)[:_LEAVES]:
+        for leaf in pytree.leaves(entry.to_pydict() if hasattr(entry, "to_pydict") else entry)[:_LEAVES]:
             if isinstance(leaf, (NoneType, int, str, bytes, PurePath)):
                 exact.append(str(leaf).rpartition("/")[2][-_TEXT:])
             elif isinstance(leaf, float) or hasattr(leaf, "dtype"):
