@@ -67,7 +67,8 @@ def _is_data(value: Any, least: int) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     """Whether this is a sequence in memory, or rows of Hugging Face's, which are read without their transforms."""
-    return isinstance(value, (list, tuple, range)) or hasattr(value, "dtype") or hasattr(value, "with_format")
+    library = type(value).__module__.partition(".")[0]
+    return isinstance(value, (list, tuple, range, torch.Tensor)) or library in ("numpy", "datasets")
 
 
 def _entries(data: Any, path: str) -> list[Line]:
