@@ -95,7 +95,7 @@ class Membership:
         if workers > 1 and not address:
             raise SetupError(
                 f"strategy diloco has {workers} workers and no address where they meet: set {pod_env.SERVICE_ADDRESS} "
-                "to the host:port of `python -m flk_diloco`"
+                "to the host:port of the first pod of site 0"
             )
         return cls(
             options.site * count + local,

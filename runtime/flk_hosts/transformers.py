@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -25,11 +24,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from flk_hosts.accelerate import PreparedLoader, is_placeable
 from flk_runtime.checkpoint.stateful import per_rank, replicated
-from flk_runtime.contract import pod_env
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run.adopt import adopt_training
-from flk_runtime.run.elastic import numbers_of_ranks, refuse_elastic
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 
@@ -58,9 +56,7 @@ def adopt(trainer: Any, **options: Any) -> None:
     is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
     end with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
-    In an elastic job a step has as many samples with fewer ranks as with all: gradient_accumulation_steps, which is
-    for all ranks, becomes larger. Raises SetupError if it cannot, and if the trainer uses DeepSpeed or
-    auto_find_batch_size.
+    Raises SetupError if the trainer uses DeepSpeed or auto_find_batch_size, and in an elastic job.
     """
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
@@ -70,7 +66,7 @@ def adopt(trainer: Any, **options: Any) -> None:
         raise SetupError(
             f"adopt: flk needs {missing[0]} of Trainer, which this release of Transformers lacks: update it"
         )
-    _fit_to_elastic_job(trainer.args)
+    refuse_elastic("adopt", "the steps of a Trainer would have fewer samples with fewer ranks")
     host = _Host(trainer, options)
     for name in _REPLACED:
         setattr(trainer, name, getattr(host, name.strip("_"))(getattr(trainer, name)))
@@ -213,11 +209,9 @@ class _Host:
         """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
         saved, loader = self._counters.saved, self._trainer.callback_handler.train_dataloader
         changed = bool(saved) and (saved["ranks"], saved["pieces"]) != self._counters.shape
-        is_elastic = bool(numbers_of_ranks(os.environ))
-        if (changed or is_elastic) and not isinstance(loader.dataset, IterableDataset):
+        if changed and not isinstance(loader.dataset, IterableDataset):
             sampler = type(loader.get_sampler()).__name__
             if sampler not in _REPEATABLE:
-                refuse_elastic("adopt", f"a {sampler} draws another order at another number of ranks")
                 raise SetupError(
                     f"adopt: {saved['ranks']} ranks with {saved['pieces']} micro-batches have saved, and a {sampler} "
                     "draws another order for other numbers: resume with the same"
@@ -353,24 +347,6 @@ class _Sums:
                 sums = [value] if same else [each[name] for each in of_ranks]
                 value = torch.full_like(now, sum(sums) / len(sums))
             setattr(self._trainer, name, value)
-
-
-def _fit_to_elastic_job(args: Any) -> None:
-    """Have a step of an elastic job take as many micro-batches as with all ranks, however many there are now."""
-    numbers = numbers_of_ranks(os.environ)
-    if not numbers:
-        return
-    if pod_env.BATCH.read(os.environ) != pod_env.BATCHES[0]:
-        refuse_elastic("adopt", "with batch: scale a Trainer would not find its place in the data", "batch: keep, or ")
-    micro_batches = args.gradient_accumulation_steps * numbers[-1]
-    if uneven := [number for number in numbers if micro_batches % number]:
-        needed = math.lcm(*numbers) // numbers[-1]
-        refuse_elastic(
-            "adopt",
-            f"{uneven[0]} ranks cannot share the {micro_batches} micro-batches of a step evenly",
-            f"let gradient_accumulation_steps be a multiple of {needed}, or ",
-        )
-    args.gradient_accumulation_steps = micro_batches // args.world_size
 
 
 def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:

@@ -41,11 +41,6 @@ class _Alike(dist.ProcessGroup):
                 each.mul_(self._size)
         return _Done()
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
-        if opts is None or opts.rootRank == self.rank():
-            return self.allreduce(tensors, opts)
-        return _Done()
-
     def allgather(self, gathered: list[list[torch.Tensor]], given: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         for results, own in zip(gathered, given, strict=True):
             for each in results:
@@ -55,23 +50,10 @@ class _Alike(dist.ProcessGroup):
     def gather(self, gathered: list[list[torch.Tensor]], given: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         return self.allgather(gathered, given[: len(gathered)])  # none where another rank gathers
 
-    def scatter(self, received: list[torch.Tensor], given: list[list[torch.Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
-        for own, parts in zip(received, given, strict=False):  # none where another rank scatters
-            own.copy_(parts[self.rank()])
-        return _Done()
-
-    def reduce_scatter(self, reduced: list[torch.Tensor], given: list[list[torch.Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
-        self.scatter(reduced, given)
-        return self.allreduce(reduced, opts)
-
     def all_gather_single(self, gathered: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         return self.allgather([list(gathered.view(self._size, *given.shape))], [given])
 
-    def reduce_scatter_single(self, reduced: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
-        return self.reduce_scatter([reduced], [list(given.view(self._size, *reduced.shape))], opts)
-
-    # The names in older releases of torch.
-    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single  # type: ignore[assignment]
+    _allgather_base = all_gather_single  # type: ignore[assignment]  # the name in older releases of torch
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         return _Done()

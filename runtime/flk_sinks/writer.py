@@ -52,6 +52,11 @@ class Writer:
                 self._thread = thread
         self._wake.set()
 
+    def describe(self) -> None:
+        """Have the settings and hyperparameters of the run written again."""
+        self._described = False
+        self._wake.set()
+
     def end(self, ended: str, timeout: float) -> None:
         """Have what waits written and the run ended within ``timeout`` seconds. A second call does nothing."""
         if self._ended or not (self._thread or self._rows):

@@ -17,8 +17,9 @@ from types import NoneType
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
+
+from flk_runtime.system import pytree
 
 _DEPTH: Final = 5  # datasets within datasets
 _ENTRIES: Final = 8  # of a sequence
@@ -48,19 +49,26 @@ def describe_data(data: Any, least: int, path: str = "dataset", depth: int = _DE
     if _is_sequence(data):
         return lines + _entries(data, path)
     held = data if isinstance(data, Mapping) else getattr(data, "__dict__", {})
+    shortest = max(least, length or 1)
     for name, value in list(held.items()) if depth and len(held) <= _KEYS else ():
-        several = isinstance(value, (list, tuple)) and any(isinstance(part, (Dataset, torch.Tensor)) for part in value)
-        for number, part in enumerate(value[:_ENTRIES] if several else [value]):
-            is_data = _is_sequence(part) and (length_of(part) or 0) >= max(least, length or 1)
-            if is_data or isinstance(part, (Dataset, Mapping)):
+        first = value[:_ENTRIES] if isinstance(value, (list, tuple)) else ()
+        several = first if all(_is_data(part, shortest) for part in first) else ()
+        for number, part in enumerate(several or [value]):
+            if _is_data(part, shortest) or isinstance(part, Mapping):
                 inner = f"{path}.{name}[{number}]" if several else f"{path}.{name}"
                 lines += describe_data(part, least, inner, depth - 1)
     return lines
 
 
+def _is_data(value: Any, least: int) -> bool:
+    """Whether this is a dataset, or a sequence of at least ``least`` entries."""
+    return isinstance(value, Dataset) or (_is_sequence(value) and (length_of(value) or 0) >= least)
+
+
 def _is_sequence(value: Any) -> bool:
     """Whether this is a sequence in memory, or rows of Hugging Face's, which are read without their transforms."""
-    return isinstance(value, (list, tuple, range)) or hasattr(value, "dtype") or hasattr(value, "with_format")
+    library = type(value).__module__.partition(".")[0]
+    return isinstance(value, (list, tuple, range, torch.Tensor)) or library in ("numpy", "datasets")
 
 
 def _entries(data: Any, path: str) -> list[Line]:
@@ -80,7 +88,7 @@ def text_of(entry: Any) -> str:
     exact: list[str] = []
     means: list[str] = []
     with contextlib.suppress(Exception):  # of any kind: an entry is an object of the script
-        for leaf in tree_leaves(entry.to_pydict() if hasattr(entry, "to_pydict") else entry)[:_LEAVES]:
+        for leaf in pytree.leaves(entry.to_pydict() if hasattr(entry, "to_pydict") else entry)[:_LEAVES]:
             if isinstance(leaf, (NoneType, int, str, bytes, PurePath)):
                 exact.append(str(leaf).rpartition("/")[2][-_TEXT:])
             elif isinstance(leaf, float) or hasattr(leaf, "dtype"):

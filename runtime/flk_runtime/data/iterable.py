@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
-from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
+from flk_runtime.data.reader import ShareReader, count_shards, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device, process_group
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -50,14 +50,15 @@ class IterableLoader(EpochLoader):
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._workers = options.get("num_workers", 0)
+        shards = count_shards(dataset) if split else 1
         self._reader = ShareReader(
-            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers
+            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
         )
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
         options.pop("persistent_workers", None)  # new ones begin at the position
         pin = context.device.type == "cuda"
-        batches = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
+        batches: dict[str, Any] = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:
             if not split:
@@ -221,25 +222,12 @@ class IterableLoader(EpochLoader):
         return answer
 
     def _compare(self, mark: int) -> None:
-        """Raise SetupError if the ranks have read different elements, unless each reads others each time. Collective.
-
-        Then the elements may differ by random numbers of the dataset's own, as for augmentation.
-        """
-        if len(set(process_group.all_gather(mark))) == 1:
-            return
-        again = mark if self._is_iterator else self._reader.mark_again()
-        if process_group.all_true(again == mark)():
+        """Raise SetupError if the ranks have read different elements. Collective."""
+        if len(set(process_group.all_gather(mark))) > 1:
             raise SetupError(
                 f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
                 "what the loader gives to others: pass split=False if the dataset splits itself over ranks; else give "
-                "all ranks the same elements in the same order"
-            )
-        if self._rank == 0:
-            print(
-                f"flk: {self.name}: ranks read different elements, by random numbers of the dataset's own: an order "
-                "that they decide must be the same on all ranks, or samples come twice or never: seed them alike",
-                file=sys.stderr,
-                flush=True,
+                "all ranks the same elements in the same order, and seed a random generator of the dataset's own alike"
             )
 
     def _say_left_over(self, ranks: int, samples: int) -> None:

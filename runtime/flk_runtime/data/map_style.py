@@ -152,7 +152,7 @@ class Loader(EpochLoader):
         epoch_order = self._epoch_order()
         return epoch_order.indices(part for _, parts in self._plan(epoch_order.length) for part in parts)
 
-    def _epoch_order(self) -> order.Order:
+    def _epoch_order(self) -> order.EpochOrder | SampledOrder:
         at = self._at
         if not self._drawn:
             self._check_size("dataset", self._samples)

@@ -52,9 +52,6 @@ class MicroBatches:
         self.fractions = [count / sum(counts) for count in counts] + [0.0] * missing
         self.share = share
 
-    def __repr__(self) -> str:
-        return f"<MicroBatches: {len(self.parts)} of a loader with accumulate=>"
-
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name}: {_CURE}")
 

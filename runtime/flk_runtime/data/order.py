@@ -10,7 +10,7 @@ result that is no position goes through it again until it is one (cycle walking:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,20 +29,11 @@ _ROUNDS = 6
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
 
-class Order(Protocol):
-    """The order of an epoch over all ranks: at each of ``length`` positions a sample, or a batch of a batch sampler."""
-
-    length: int
-
-    def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
-        """Yield the indices of the samples at each range of positions."""
-
-    def count(self, positions: range) -> int:
-        """The number of samples at ``positions``."""
-
-
 class EpochOrder:
-    """The order of an epoch's ``samples`` over all ranks. ``kind`` is OWN or SHUFFLED."""
+    """The order of an epoch's ``samples`` over all ranks: at each of ``length`` positions a sample.
+
+    ``kind`` is OWN or SHUFFLED.
+    """
 
     def __init__(self, kind: str, samples: int, seed: int, epoch: int) -> None:
         self._kind, self._samples, self.length = kind, samples, samples
@@ -50,9 +41,11 @@ class EpochOrder:
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
 
     def count(self, positions: range) -> int:
+        """The number of samples at ``positions``."""
         return len(positions)
 
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
+        """Yield the indices of the samples at each range of positions."""
         for block in _blocks(ranges):
             found = self.at(torch.cat([torch.arange(positions.start, positions.stop) for positions in block]))
             for indices in torch.split(found, [len(positions) for positions in block]):

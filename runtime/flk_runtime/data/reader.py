@@ -180,16 +180,22 @@ class ShareReader(IterableDataset[MarkedShare]):
     """
 
     def __init__(
-        self, dataset: Any, rank: int, world_size: int, step_size: int, drop_last: bool, workers: int = 0
+        self,
+        dataset: Any,
+        rank: int,
+        world_size: int,
+        step_size: int,
+        drop_last: bool,
+        workers: int = 0,
+        shards: int = 1,
     ) -> None:
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
         self._step_size, self._drop_last = step_size, drop_last
         self._own_size = len(shard_range(step_size, rank, world_size))  # elements of this rank in a full step
-        self.has_state = has_state(dataset)
-        self._shards = count_shards(dataset)
+        self._shards = shards
         self._worker = 0  # the number of the worker that reads, of those that read parts of their own
         lanes = world_size * max(1, workers)
-        divides = self._shards % lanes == 0 and step_size >= world_size
+        divides = shards % lanes == 0 and step_size >= world_size
         self.unread = ReadState(((0, False, None),) * (lanes if divides else 1))
         """The state at the beginning of an epoch."""
         self.start = self.unread
@@ -201,15 +207,6 @@ class ShareReader(IterableDataset[MarkedShare]):
         twin = copy.copy(self)
         twin._worker = number
         return twin
-
-    def mark_again(self) -> int:
-        """The mark of the first share, read once more by a copy; -1 if that fails."""
-        twin = copy.copy(self)
-        try:
-            twin._dataset = copy.copy(self._dataset)
-            return next(iter(twin))[1]
-        except Exception:  # of any kind: a dataset may be read once at a time
-            return -1
 
     @property
     def is_divided(self) -> bool:
@@ -266,10 +263,10 @@ class ShareReader(IterableDataset[MarkedShare]):
             lanes = range(self._rank, len(states), self._world_size)
             # The worker whose turn it is comes first: a lane that has given fewer shares than others.
             lane = sorted(lanes, key=lambda part: (states[part][0] // self._own_size, part))[self._worker]
-            reader = PartsReader([lane], states, partial(self._open, seed, epoch))
+            reader = PartsReader([lane], states, partial(self._open, seed, epoch, len(states)))
             shares = reader.full_shares(self._own_size)
         else:
-            reader = PartsReader(range(len(states)), states, partial(self._open, seed, epoch))
+            reader = PartsReader(range(len(states)), states, partial(self._open, seed, epoch, len(states)))
             sizes = self._rank, self._world_size, self._step_size
             shares = step_shares(reader, *sizes, drop_last=self._drop_last, state=reader.changes)
         while True:
@@ -279,10 +276,12 @@ class ShareReader(IterableDataset[MarkedShare]):
                 return
             yield share[0], 0 if is_divided else reader.mark, *share[1:]
 
-    def _open(self, seed: int, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
+    def _open(
+        self, seed: int, epoch: int, parts: int, part: int, state: PartState
+    ) -> tuple[Iterator[Any], Callable[[], Any]]:
         skip, _, data = state
         rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, 0 if data is None else skip))
-        dataset = part_of(self._dataset, part, len(self.start.parts), epoch)
+        dataset = part_of(self._dataset, part, parts, epoch)
         if data is not None:
             dataset = copy.copy(dataset)  # the given dataset starts the next epoch from its beginning
             dataset.load_state_dict(data)

@@ -15,7 +15,7 @@ _FEW: Final = 1 << 20  # entries that any order may have
 
 
 class SampledOrder:
-    """The order of an epoch that a sampler gave: of indices, or of batches of them. See `Order`."""
+    """The order of an epoch that a sampler gave: of indices, or of batches of them. See `EpochOrder`."""
 
     def __init__(self, entries: list[Any], *, batched: bool) -> None:
         self._entries, self._batched, self.length = entries, batched, len(entries)

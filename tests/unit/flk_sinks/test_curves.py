@@ -47,17 +47,6 @@ def test_all_attempts_of_a_job_have_one_run(context: Any, monkeypatch: pytest.Mo
     assert opened(Curves(context)).id != first.id
 
 
-def test_a_job_that_is_resumed_has_the_run_of_the_checkpoint(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Curves(context)
-    state = one.state_dict()
-    monkeypatch.setenv(user_env.JOB, "other")
-    other = Curves(context)
-    assert other.state_dict() != state
-    other.load_state_dict(state)
-    assert opened(other).id == opened(one).id
-    assert opened(other).name == "other"
-
-
 def test_each_worker_of_diloco_has_a_run_of_its_own(context: Any) -> None:
     context.worker, context.workers = 1, 4
     info = opened(Curves(context))

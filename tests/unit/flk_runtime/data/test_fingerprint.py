@@ -64,7 +64,9 @@ ALIKE: dict[str, Callable[[int], Any]] = {
     "folders of their own": lambda rank: Indexed(2, files=[f"/tmp/node-{rank}/{number}.jpg" for number in range(2)]),
     "roundings": lambda rank: TensorDataset(ROWS * (1 + rank * 1e-7)),
     "caches": lambda rank: Indexed(2, cache=[torch.ones(2), None] if rank else [None, torch.ones(2)]),
-    "what is no data": lambda rank: Indexed(20, rank=rank, place=(rank, 2), log=["x"] * rank, rng=random.Random(rank)),
+    "what is no data": lambda rank: Indexed(
+        20, dtype="f", shape=(rank,), rank=rank, place=(rank, 2), log=["x"] * rank, rng=random.Random(rank)
+    ),
     "large caches": lambda rank: Indexed(2, cache={str(number): [rank] * 2 for number in range(1000)}),
 }
 

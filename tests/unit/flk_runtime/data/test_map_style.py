@@ -196,21 +196,6 @@ def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs(
     assert {tuple(next(iter(one))[0].tolist()) for _ in range(6)} == {tuple(next(iter(one))[0].tolist())}
 
 
-def test_a_rank_that_looks_at_batches_trains_in_the_order_of_the_others() -> None:
-    taken = []
-    for looks in (0, 3):
-        run = Counted()
-        one = loader(8, events=run)
-        for _ in range(looks):
-            next(iter(one))
-        taken.append([])
-        for _ in one.epochs(2):
-            for (batch,) in one:
-                taken[-1].append(batch.tolist())
-                train(run, one)
-    assert taken[0] == taken[1]
-
-
 def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:
     run = Counted()
     one = loader(12, events=run)

@@ -47,7 +47,7 @@ def test_elements_are_read_when_asked_for() -> None:
 def test_what_is_refused() -> None:
     for data in (iter([1]), {1, 2}, {"a": 1}):
         with pytest.raises(SetupError, match="has no length and index"):
-            shard(data, 0, 1)  # type: ignore[arg-type]
+            shard(data, 0, 1)
     with pytest.raises(SetupError, match="already a shard of one rank"):
         shard(shard([1, 2], 0, 2), 0, 2)
     for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
