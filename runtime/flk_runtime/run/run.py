@@ -259,12 +259,8 @@ class Run(Training):
 
     @property
     def flops_per_step(self) -> float | None:
-        """FLOPs of a step's passes, of all ranks together. Set it where flk cannot count them at the first line."""
+        """FLOPs of a step's passes, of all ranks together. None before the first line, and where flk cannot count."""
         return self._metrics.utilisation.flops_per_step
-
-    @flops_per_step.setter
-    def flops_per_step(self, flops: float) -> None:
-        self._metrics.utilisation.flops_per_step = float(flops)
 
     def close(self) -> None:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""

@@ -111,14 +111,10 @@ def backend(device: torch.device) -> str:
 
 
 def unique_id(device: torch.device) -> str:
-    """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
+    """A name that no other GPU has: its UUID. Empty for the CPU."""
     if device.type != "cuda":
         return ""
     visible = (host.visible_devices(os.environ)[1] or "").split(",")
     if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
         return visible[0]
-    properties = torch.cuda.get_device_properties(device)
-    if uuid := getattr(properties, "uuid", None):
-        return f"GPU-{uuid}"
-    bus = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    return f"PCI {bus[0]:04x}:{bus[1]:02x}:{bus[2]:02x}" if None not in bus else ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
