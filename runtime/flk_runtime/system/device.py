@@ -26,7 +26,7 @@ def select(
     """The device of this rank: the ``requested`` one, else cuda:<local rank> if there are GPUs, else the CPU.
 
     ``gpus`` is the number of GPUs that this process sees, by default torch's. A launcher may show each process a single
-    GPU of its own (Slurm's --gpus-per-task, torchrun's --virtual-local-rank), which is cuda:0 for every local rank.
+    GPU of its own (Slurm's --gpus-per-task), which is cuda:0 for every local rank.
 
     Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
     use none. The preflight finds processes that share a GPU.
