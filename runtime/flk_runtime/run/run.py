@@ -83,7 +83,7 @@ class Run(Training):
         ``options`` are `flk_runtime.parallel.ParallelArgs`. Raises SetupError, before any communication, if they do not
         fit each other or the model, and CheckpointError if the checkpoint is of another model.
         """
-        chosen = ParallelOptions.of(options)
+        chosen = ParallelOptions(**options)
         optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         module = self._models.parallelize(model, optimizers, chosen)
         return module if optimizer is None else (module, optimizer)
