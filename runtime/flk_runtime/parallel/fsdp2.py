@@ -19,7 +19,7 @@ from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
-from flk_runtime.parallel.model import ParallelModel, full
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.precision import Precision, cast_buffers
 from flk_runtime.system import pytree
@@ -120,9 +120,6 @@ class FSDP2Model(ParallelModel):
     def attach(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(self._before_step)
         self._extend_zero_grad(optimizer, lambda: parameters_in(optimizer))
-
-    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        return full(parameter.detach())
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         return _shard_like(parameter, full)
