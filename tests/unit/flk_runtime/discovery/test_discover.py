@@ -46,10 +46,6 @@ def test_who_holds_the_store() -> None:
     assert not discover({**SLURM, "TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store
 
 
-def test_a_launcher_inside_an_operators_pod_is_believed() -> None:
-    assert discover({**TORCHRUN, "PET_NNODES": "2", "PET_NODE_RANK": "1"}).launcher == "torchrun"
-
-
 def test_variables_set_by_hand() -> None:
     by_hand = {
         name: value for name, value in TORCHRUN.items() if not name.startswith("TORCHELASTIC") and name != "GROUP_RANK"
@@ -176,12 +172,6 @@ def test_mpich_on_one_node_needs_a_port() -> None:
     one = {**MPICH, "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
     refused(one, ["MASTER_PORT must"])
     assert discover({**one, "MASTER_PORT": "4000"}).master == ("127.0.0.1", 4000)
-
-
-def test_one_process_of_mpirun_is_a_world_of_one() -> None:
-    one = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    assert discover(one) == RankInfo(launcher="openmpi")
-    assert discover({"PMI_RANK": "0", "PMI_SIZE": "1"}) == RankInfo(launcher="mpich")
 
 
 def test_slurm() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime.contract import user_env
-from flk_runtime.discovery import LAUNCHERS, discover
+from flk_runtime.discovery import discover
 from flk_runtime.errors import DiscoveryError
 from tests.support.environments import (
     BATCH,
@@ -154,20 +154,6 @@ def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: in
             masters.add(info.master)
     assert ranks == {*range(nodes * processes)}
     assert len(masters) == 1
-
-
-@pytest.mark.parametrize("launcher", ["env", "horovod", "openmpi", "mpich"])
-@given(nodes=st.integers(1, 8), processes=st.integers(2, 8), data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_ranks_that_are_not_numbered_node_by_node_are_refused(
-    launcher: str, nodes: int, processes: int, data: st.DataObject
-) -> None:
-    # These launchers do not number the nodes: a rank's node follows from its number, if local ranks fit to it.
-    node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, processes - 1))
-    environ = FIELD[launcher](node, local, nodes, processes)
-    names = next(row for row in LAUNCHERS if row.is_present(environ))
-    other = data.draw(st.integers(0, nodes * processes - 1).filter(lambda rank: rank % processes != local))
-    refused({**environ, names.rank: str(other)}, [f"{names.rank}={other}", f"% {names.local_world_size} = "])
 
 
 @given(st.data())
