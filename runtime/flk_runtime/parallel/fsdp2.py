@@ -21,7 +21,7 @@ from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision, cast_buffers
+from flk_runtime.parallel.precision import Precision
 from flk_runtime.system import pytree
 
 
@@ -52,8 +52,6 @@ class FSDP2Model(ParallelModel):
             for parameter in block.parameters():  # fully_shard refuses others, such as those in channels_last
                 if not parameter.is_contiguous():
                     parameter.data = parameter.data.contiguous()
-            if precision:
-                cast_buffers(block, precision)
             policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
             reshard = False if block in kept else reshards
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
