@@ -154,7 +154,7 @@ class OuterLoop:
         with torch.no_grad(), devices.across_streams():
             for parameter in self._parameters():
                 full = self._parallel.full_tensor(parameter)
-                if main and full is not None:
+                if main:
                     parts.append(full.to("cpu", torch.float32).flatten())
         return torch.cat(parts) if main else None
 

@@ -9,7 +9,7 @@ from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
 
 def test_every_dtype_of_a_precision_is_used(ranks: Ranks) -> None:
-    """Parameters, buffers and outputs have the dtype asked for; gradients are reduced in theirs."""
+    """Parameters and outputs have the dtype asked for; gradients are reduced in theirs."""
     script = (
         SMALL_MODEL
         + """
@@ -30,7 +30,7 @@ with group():
     with init("full_shard") as run:
         torch.manual_seed(0)
         model = Probe()
-        precision = flk.Precision(param=half, reduce=low, buffer=half, output=torch.float64)
+        precision = flk.Precision(param=half, reduce=low, output=torch.float64)
         model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), precision=precision)
         out = model(torch.ones(2, 4))
         tell("output", [str(t.dtype) for t in (out["out"], *out["pair"], *out["list"])] + [out["none"]])
@@ -46,7 +46,7 @@ with group():
 """
     )
     found = told(ranks(script, 2)[0])
-    assert found["forward"] == ["torch.float16", "torch.float16", "torch.float16", "torch.int64"]
+    assert found["forward"] == ["torch.float16", "torch.float16", "torch.float32", "torch.int64"]
     assert found["output"] == ["torch.float64", "torch.float64", "torch.int64", "torch.float64", None]
     assert found["master"] == ["torch.float32"]
     assert found["low"]

@@ -45,10 +45,6 @@ MPICH = {
     "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2",
     "HYDI_CONTROL_FD": "7", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "n2",
 }  # fmt: skip
-MVAPICH = {
-    "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-}  # fmt: skip
 # Seven tasks on four nodes: the third of them, and its second task.
 SLURM = {
     "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
@@ -63,7 +59,7 @@ BATCH = {
 }  # fmt: skip
 MEETING = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29501"}
 KNOWN = sorted(
-    {*FLK, "TORCHELASTIC_USE_AGENT_STORE", "GROUP_WORLD_SIZE", *PODS, *HOROVOD, *OPENMPI, *MPICH, *MVAPICH, *SLURM}
+    {*FLK, "TORCHELASTIC_USE_AGENT_STORE", "GROUP_WORLD_SIZE", *PODS, *HOROVOD, *OPENMPI, *MPICH, *SLURM}
     | {"SLURM_RESTART_COUNT", "PMI_JOBID"}
 )
 

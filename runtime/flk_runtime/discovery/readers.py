@@ -43,15 +43,6 @@ def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
     return checked(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
 
 
-def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
-    """Read as `read_numbers`; with --virtual-local-rank, where LOCAL_RANK is 0 everywhere, by the rank on its node."""
-    info = read_numbers(launcher, environ)
-    position = info.rank - info.node_rank * info.local_world_size
-    if info.local_rank == 0 and info.even and 0 <= position < info.local_world_size:
-        return replace(info, local_rank=position)
-    return info
-
-
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
@@ -98,17 +89,8 @@ def is_srun(environ: Environ) -> bool:
     return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _STEPS_WITHOUT_SRUN
 
 
-def is_deepspeed(environ: Environ) -> bool:
-    """Whether DeepSpeed's launcher started this process (deepspeed/launcher/launch.py)."""
-    return {"LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK"} <= environ.keys() and (
-        "LOCAL_WORLD_SIZE" not in environ
-    )
-
-
 def is_set_by_hand(environ: Environ) -> bool:
-    """Whether torch.distributed's variables were set by hand, not by an operator in a pod or by DeepSpeed."""
-    if is_deepspeed(environ):
-        return False
+    """Whether torch.distributed's variables were set by hand, not by an operator in a pod."""
     return "LOCAL_RANK" in environ or (
         "PET_NODE_RANK" not in environ and ("RANK" in environ or "WORLD_SIZE" in environ)
     )
@@ -131,12 +113,8 @@ LAUNCHERS = (
         attempt=user_env.ATTEMPT, full_world_size=user_env.FULL_WORLD_SIZE, agent_store=True, final=True,
     ),
     Launcher(
-        "torchrun", "TORCHELASTIC_RUN_ID", read_torchrun, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
+        "torchrun", "TORCHELASTIC_RUN_ID", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
         attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, final=True,
-    ),
-    Launcher(  # DeepSpeed's launcher, which has its own name for torchrun's LOCAL_WORLD_SIZE
-        "deepspeed", "LOCAL_SIZE", read_numbers, local_world_size="LOCAL_SIZE", node_rank="CROSS_RANK",
-        nodes="CROSS_SIZE", recognise=is_deepspeed,
     ),
     Launcher(  # by hand, or by a launcher like torchrun
         "env", "LOCAL_RANK", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
@@ -150,10 +128,6 @@ LAUNCHERS = (
         "openmpi", "OMPI_COMM_WORLD_RANK", read_numbers, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", start_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
         hosts=_HOSTS,
-    ),
-    Launcher(  # MVAPICH2
-        "mpich", "MV2_COMM_WORLD_RANK", read_numbers, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=_HYDRA, hosts=_HOSTS,
     ),
     Launcher(  # MPICH, Intel MPI
         "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parameter import is_lazy
 
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.process_group import comm_device
@@ -88,8 +87,6 @@ def is_number(value: object) -> bool:
 
 def describe(tensor: torch.Tensor) -> str:
     """Dtype, shape and device type of a tensor, which must be the same on all ranks."""
-    if is_lazy(tensor):
-        return "a tensor"
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device.type}"
 
 
@@ -97,14 +94,8 @@ def unsendable(tensor: torch.Tensor) -> str:
     """Why the elements of a tensor cannot be sent; an empty string if they can."""
     if hasattr(tensor, "device_mesh"):
         return "a DTensor: each rank holds another shard of it, and its wrapper keeps the shards consistent"
-    if is_lazy(tensor):
-        return "not initialized yet: call the model once before"
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return "sparse or quantized: convert it before"
-    if tensor.device.type == "meta":
-        return "on the meta device: it has no elements"
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return "expanded, so its elements share memory: clone it before"
     return ""
 
 

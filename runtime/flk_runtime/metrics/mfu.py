@@ -144,14 +144,13 @@ class _Watched:
 
 
 class Meter:
-    """Measures the MFU of a run: FLOPs per step, counted in the first step or set, and the time of the steps.
+    """Measures the MFU of a run: FLOPs per step, counted in the first step, and the time of the steps.
 
     ``warn`` is called with a line where MFU cannot be measured.
     """
 
     def __init__(self, device: torch.device, world_size: int, warn: Callable[[str], None]) -> None:
         self.flops_per_step: float | None = None  # of all ranks together
-        self.copies = world_size  # of the model, each of which makes passes over samples of its own
         self._device, self._world_size, self._warn = device, world_size, warn
         self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._countable = peak(self._name, torch.bfloat16) is not None
@@ -165,7 +164,7 @@ class Meter:
     def prepare(self, model: nn.Module) -> None:
         """Copy the `skeleton` of a model that is about to be wrapped; `watch` is called next."""
         self._watched.append(_Watched())
-        if self._countable and self.flops_per_step is None:
+        if self._countable:
             try:
                 self._watched[-1].skeleton = skeleton(model)
             except Exception as error:
@@ -229,13 +228,13 @@ class Meter:
             if not called:
                 raise ValueError("it was not called in the first step")
             flops = sum(count(watched.skeleton, watched.calls) for watched in called if watched.skeleton)
-            self.flops_per_step = float(flops * self.copies)
+            self.flops_per_step = float(flops * self._world_size)
         except Exception as error:  # a model may need data, and raise anything
             self._uncountable(error)
 
     def _uncountable(self, error: Exception) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        self._warn(f"no mfu: the FLOPs of this model could not be counted ({reason}); set run.flops_per_step")
+        self._warn(f"no mfu: the FLOPs of this model could not be counted ({reason})")
         self._countable = False
 
     def _mark(self) -> None:

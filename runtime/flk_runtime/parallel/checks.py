@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
@@ -29,10 +28,6 @@ def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, re
     if options.precision is not None and not isinstance(options.precision, Precision):
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise SetupError(
-                f"{name!r} of a lazy module has no shape yet: call the model on a batch before parallelize"
-            )
         if replaced_name(parameter):
             raise SetupError(
                 f"{name!r} was shared with a model that has been parallelized, and would no longer be: put both models "

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.distributed import synchronize
-from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system.torch_private import assign_buckets
 
@@ -23,21 +22,13 @@ class DDPModel(ParallelModel):
 
     def __init__(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> None:
         """Wrap ``model``, which is on ``device``; rank 0's parameters and buffers are sent to all ranks. Collective."""
-        try:
-            module = _Wrapper(
-                model,
-                device_ids=[device] if device.type == "cuda" else None,
-                # Else a gradient that a script drops and keeps would be overwritten by the next backward pass.
-                gradient_as_bucket_view=False,
-                find_unused_parameters=find_unused_parameters,
-            )
-        except RuntimeError as error:
-            if "Invalid scalar type" not in str(error):
-                raise
-            raise SetupError(
-                "strategy ddp with complex parameters on CPUs needs torch 2.9 or newer, and this is torch "
-                f"{torch.__version__}: update torch"
-            ) from error
+        module = _Wrapper(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            # Else a gradient that a script drops and keeps would be overwritten by the next backward pass.
+            gradient_as_bucket_view=False,
+            find_unused_parameters=find_unused_parameters,
+        )
         super().__init__(model, module)
         if not find_unused_parameters:  # else DDP keeps the buckets that it begins with
             assign_buckets(module)

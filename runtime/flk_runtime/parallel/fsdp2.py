@@ -19,9 +19,9 @@ from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
-from flk_runtime.parallel.model import ParallelModel, full
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision, cast_buffers
+from flk_runtime.parallel.precision import Precision
 from flk_runtime.system import pytree
 
 
@@ -52,8 +52,6 @@ class FSDP2Model(ParallelModel):
             for parameter in block.parameters():  # fully_shard refuses others, such as those in channels_last
                 if not parameter.is_contiguous():
                     parameter.data = parameter.data.contiguous()
-            if precision:
-                cast_buffers(block, precision)
             policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
             reshard = False if block in kept else reshards
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
@@ -120,9 +118,6 @@ class FSDP2Model(ParallelModel):
     def attach(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(self._before_step)
         self._extend_zero_grad(optimizer, lambda: parameters_in(optimizer))
-
-    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        return full(parameter.detach())
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         return _shard_like(parameter, full)

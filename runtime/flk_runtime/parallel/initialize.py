@@ -179,9 +179,7 @@ class _WholeParameters(TorchFunctionMode):
             return leaf
         if id(leaf) not in self._open:
             self.close(unused=True)
-            full = self._parallel.full_tensor(leaf)
-            assert full is not None  # noqa: S101
-            self._open[id(leaf)] = full.clone()
+            self._open[id(leaf)] = self._parallel.full_tensor(leaf).clone()
             self._aliases[_address(self._open[id(leaf)])] = []
         return self._open[id(leaf)]
 

@@ -64,9 +64,9 @@ class ParallelModel:
     def attach(self, optimizer: Optimizer) -> None:
         """Called once ``optimizer``, which was handed over, holds the parameters of `parameters`."""
 
-    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """The full parameter, on rank 0; None or the same elsewhere. Collective."""
-        return parameter.detach()
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The full parameter, on all ranks. Collective."""
+        return full(parameter.detach())
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""

@@ -49,11 +49,3 @@ class ParallelOptions:
     shard_size: int | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
-
-    @classmethod
-    def of(cls, arguments: ParallelArgs) -> ParallelOptions:
-        """The options that these arguments are. Raises TypeError if one is unknown, with the names that there are."""
-        names = ParallelArgs.__annotations__
-        if unknown := [name for name in arguments if name not in names]:
-            raise TypeError(f"parallelize() has no argument {unknown[0]!r}: expected one of {', '.join(names)}")
-        return cls(**arguments)

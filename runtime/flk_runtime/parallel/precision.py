@@ -12,7 +12,7 @@ from flk_runtime.errors import SetupError
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of mixed-precision training. Master weights and optimizer state stay in the model's own dtype.
+    """The dtypes of mixed-precision training. Master weights, buffers and optimizer state stay in the model's own.
 
     Every dtype is explicit, because what torch takes for None differs between its versions. Batch norms, which keep
     statistics, compute in float32. Raises SetupError for anything but a floating-point dtype.
@@ -20,7 +20,6 @@ class Precision:
 
     param: torch.dtype = torch.bfloat16  # of parameters, inputs and activations in forward and backward passes
     reduce: torch.dtype = torch.float32  # in which gradients are summed over the ranks
-    buffer: torch.dtype = torch.float32  # of floating-point buffers
     output: torch.dtype = torch.float32  # of the model's floating-point outputs; bfloat16 has too few digits for a loss
 
     def __post_init__(self) -> None:
@@ -47,12 +46,3 @@ class Precision:
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether ``module`` is one of torch's batch norms, or of a class derived from them."""
     return any(kind.__name__ == "_BatchNorm" for kind in type(module).__mro__)
-
-
-def cast_buffers(block: nn.Module, precision: Precision) -> None:
-    """Give the floating-point buffers in ``block`` their dtype."""
-    for module in block.modules():
-        dtype = torch.float32 if is_batch_norm(module) else precision.buffer
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))

@@ -21,7 +21,7 @@ from flk_runtime.checkpoint import (
     trained_modules,
 )
 from flk_runtime.distributed import parameters_in
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
 
@@ -39,7 +39,7 @@ def rebind_optimizers(
     so that the optimizer would train nothing, without a word.
 
     Raises SetupError if ``strict`` and an optimizer holds parameters that are not the model's (before ``parallelize``
-    is called), if one keeps parameters outside of its groups, or if its state cannot be sharded.
+    is called), if one keeps parameters outside of its groups, or if its state has a form of its own.
     """
     before = {name: weakref.ref(parameter) for name, parameter in parameters_of(model).items()}
     names = [_parameter_names(optimizer, model, strict=strict) for optimizer in optimizers]
@@ -60,7 +60,7 @@ def rebind_optimizers(
         parallel.attach(optimizer)
     for optimizer, state in zip(optimizers, states, strict=True):
         if state is not None:
-            _restore(optimizer, parallel, state)
+            _shard(optimizer, parallel, state)
     return parallel
 
 
@@ -88,26 +88,13 @@ def adopt_optimizer(
     return optimizer_state(name, optimizer, trained)
 
 
-def _restore(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
-    name = type(optimizer).__name__
-    if "state" not in state:
-        raise SetupError(
-            f"cannot shard the state of {name}, whose state_dict() has no 'state': use the optimizer inside of it, or "
-            "another one"
-        )
-    try:
-        _shard(optimizer, parallel, state)
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        raise SetupError(
-            f"cannot shard the state of {name}: {error}; create the optimizer anew, or call parallelize before its "
-            "first step"
-        ) from error
-
-
 def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
     """Load ``state``, which is of full tensors, as `torch.optim.Optimizer.load_state_dict` takes it."""
+    if "state" not in state:
+        raise SetupError(
+            f"cannot shard the state of {type(optimizer).__name__}, whose state_dict() has no 'state': use the "
+            "optimizer inside of it, or another one"
+        )
     parameters = list(OptimizerState(optimizer, {"model": parallel.module}).names())
 
     def shard(parameter: nn.Parameter, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from flk_runtime.parallel import ParallelModel
 from flk_runtime.run.process import current
 from flk_runtime.system import trial
 
-_CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
-_OUTER: Final = {DILOCO: "flk_diloco.strategy"}  # strategies over several groups of ranks
+_CHOOSER: Final = "flk_plan.automatic"
+_OUTER: Final = "flk_diloco.strategy"
 _RECORDERS: Final = "flk_sinks.curves"
 _VERIFIER: Final = "flk_verify.start"
 
@@ -84,14 +84,13 @@ BeginRecording: TypeAlias = Callable[[Any, CheckpointManager], None]
 
 
 def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: float) -> str:
-    """The strategy that ``strategy`` stands for, chosen by an extension; itself, if that is none's. Collective.
+    """The strategy that auto stands for, chosen by an extension; any other ``strategy`` is itself. Collective.
 
     The process group is open, and its collectives may take ``timeout`` seconds.
     """
-    module = _CHOOSERS.get(strategy)
-    if not module:
+    if strategy != AUTO:
         return strategy
-    return cast("str", _imported(module, f"strategy {strategy}").choose(rank_info, device, timeout))
+    return cast("str", _imported(_CHOOSER, "strategy auto").choose(rank_info, device, timeout))
 
 
 def verify(strategy: str, rank_info: RankInfo, timeout: float) -> None:
@@ -109,8 +108,9 @@ def outer(strategy: str, options: OuterOptions | None) -> Outer | None:
 
     None if it is not a strategy of several workers. Raises SetupError.
     """
-    module = _OUTER.get(strategy)
-    return cast("Outer", _imported(module, f"strategy {strategy}").outer(options)) if module else None
+    if strategy != DILOCO:
+        return None
+    return cast("Outer", _imported(_OUTER, "strategy diloco").outer(options))
 
 
 def recording(text: str | None) -> BeginRecording | None:

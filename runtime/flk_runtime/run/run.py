@@ -83,7 +83,7 @@ class Run(Training):
         ``options`` are `flk_runtime.parallel.ParallelArgs`. Raises SetupError, before any communication, if they do not
         fit each other or the model, and CheckpointError if the checkpoint is of another model.
         """
-        chosen = ParallelOptions.of(options)
+        chosen = ParallelOptions(**options)
         optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         module = self._models.parallelize(model, optimizers, chosen)
         return module if optimizer is None else (module, optimizer)
@@ -251,12 +251,8 @@ class Run(Training):
 
     @property
     def flops_per_step(self) -> float | None:
-        """FLOPs of a step's passes, of all ranks together. Set it where flk cannot count them at the first line."""
+        """FLOPs of a step's passes, of all ranks together. None before the first line, and where flk cannot count."""
         return self._metrics.utilisation.flops_per_step
-
-    @flops_per_step.setter
-    def flops_per_step(self, flops: float) -> None:
-        self._metrics.utilisation.flops_per_step = float(flops)
 
     def close(self) -> None:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""

@@ -26,7 +26,7 @@ def select(
     """The device of this rank: the ``requested`` one, else cuda:<local rank> if there are GPUs, else the CPU.
 
     ``gpus`` is the number of GPUs that this process sees, by default torch's. A launcher may show each process a single
-    GPU of its own (Slurm's --gpus-per-task, torchrun's --virtual-local-rank), which is cuda:0 for every local rank.
+    GPU of its own (Slurm's --gpus-per-task), which is cuda:0 for every local rank.
 
     Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
     use none. The preflight finds processes that share a GPU.
@@ -111,14 +111,10 @@ def backend(device: torch.device) -> str:
 
 
 def unique_id(device: torch.device) -> str:
-    """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
+    """A name that no other GPU has: its UUID. Empty for the CPU."""
     if device.type != "cuda":
         return ""
     visible = (host.visible_devices(os.environ)[1] or "").split(",")
     if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
         return visible[0]
-    properties = torch.cuda.get_device_properties(device)
-    if uuid := getattr(properties, "uuid", None):
-        return f"GPU-{uuid}"
-    bus = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    return f"PCI {bus[0]:04x}:{bus[1]:02x}:{bus[2]:02x}" if None not in bus else ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from types import MemberDescriptorType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
@@ -106,9 +105,9 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
         items = {key: children[key] for key in tree}  # in the order of the given mapping
         if type(tree) is dict:
             return items
-        if not hasattr(tree, "__setitem__"):
+        if not isinstance(tree, dict) and not hasattr(tree, "__copy__"):
             return type(tree)(items)  # type: ignore[call-arg]
-        twin = _copy(tree)  # keeps the attributes of a subclass: a default factory, say
+        twin = copy.copy(tree)  # keeps the attributes of a subclass: a default factory, say
         for key, child in items.items():
             twin[key] = child
         return twin
@@ -118,19 +117,6 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
     twin = copy.copy(tree)
     for name, child in children.items():
         object.__setattr__(twin, name, child)  # frozen dataclasses too
-    return twin
-
-
-def _copy(tree: Any) -> Any:
-    """A copy of a mapping that can be changed without the original."""
-    twin = copy.copy(tree)
-    if not isinstance(tree, dict) and not hasattr(tree, "__copy__"):  # the items are in an attribute
-        members = (each for kind in type(tree).__mro__ for each in vars(kind).items())
-        slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
-        for name in (*getattr(tree, "__dict__", ()), *slots):
-            value = getattr(tree, name, None)
-            if isinstance(value, (MutableMapping, list, set)):
-                object.__setattr__(twin, name, _copy(value))
     return twin
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime.contract import user_env
-from flk_runtime.discovery import LAUNCHERS, discover
+from flk_runtime.discovery import discover
 from flk_runtime.errors import DiscoveryError
 from tests.support.environments import (
     BATCH,
@@ -21,7 +21,6 @@ from tests.support.environments import (
     KNOWN,
     MEETING,
     MPICH,
-    MVAPICH,
     OPENMPI,
     PODS,
     SLURM,
@@ -121,7 +120,6 @@ def test_environments_as_they_were_seen(file: Path) -> None:
 FIELD = {
     "flk": lambda *where: {**of_torchrun(*where), user_env.ATTEMPT: "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
     "torchrun": of_torchrun,
-    "torchrun, virtual local ranks": lambda *where: {**of_torchrun(*where), "LOCAL_RANK": "0"},
     "torchrun in a step of Slurm": lambda *where: {**of_slurm(where[0], 0, where[2], 1), **of_torchrun(*where)},
     "env": of_env,
     "horovod": of_mpi("HOROVOD_"),
@@ -129,7 +127,6 @@ FIELD = {
     "openmpi in a step of Slurm": lambda *where: {
         **of_slurm(where[0], 0, where[2], 1), **of_mpi("OMPI_COMM_WORLD_")(*where)
     },
-    "mvapich2": of_mpi("MV2_COMM_WORLD_"),
     "mpich": of_mpich,
     "slurm": of_slurm,
     "slurm, cyclic": of_slurm_cyclic,
@@ -157,20 +154,6 @@ def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: in
             masters.add(info.master)
     assert ranks == {*range(nodes * processes)}
     assert len(masters) == 1
-
-
-@pytest.mark.parametrize("launcher", ["env", "horovod", "openmpi", "mvapich2", "mpich"])
-@given(nodes=st.integers(1, 8), processes=st.integers(2, 8), data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_ranks_that_are_not_numbered_node_by_node_are_refused(
-    launcher: str, nodes: int, processes: int, data: st.DataObject
-) -> None:
-    # These launchers do not number the nodes: a rank's node follows from its number, if local ranks fit to it.
-    node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, processes - 1))
-    environ = FIELD[launcher](node, local, nodes, processes)
-    names = next(row for row in LAUNCHERS if row.is_present(environ))
-    other = data.draw(st.integers(0, nodes * processes - 1).filter(lambda rank: rank % processes != local))
-    refused({**environ, names.rank: str(other)}, [f"{names.rank}={other}", f"% {names.local_world_size} = "])
 
 
 @given(st.data())
@@ -207,7 +190,7 @@ def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str
 
 
 @given(
-    st.sampled_from([FLK, TORCHRUN, PODS, TRAINER, HOROVOD, OPENMPI, MPICH, MVAPICH, SLURM, BATCH, MEETING]),
+    st.sampled_from([FLK, TORCHRUN, PODS, TRAINER, HOROVOD, OPENMPI, MPICH, SLURM, BATCH, MEETING]),
     st.sampled_from([{}, HOROVOD, OPENMPI, MPICH, SLURM, BATCH, PODS, MEETING]),
     st.dictionaries(st.sampled_from(KNOWN), VALUES, max_size=3),
     st.sets(st.sampled_from(KNOWN), max_size=3),

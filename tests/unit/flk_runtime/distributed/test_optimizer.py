@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from flk_runtime.distributed import optimizer as module
-from flk_runtime.errors import SetupError
 
 PASSES = 2.0  # what each gradient is divided by, as if the other rank's were 0
 
@@ -38,17 +37,6 @@ def passes(*parameters: nn.Parameter) -> None:
     sum((each.sum() for each in parameters), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
 
 
-def test_a_pass_without_messages_after_an_averaged_one_is_refused_at_the_step(make: Any, parameters: Any) -> None:
-    optimizer = make(parameters)
-    passes(*parameters)
-    with optimizer.no_sync():
-        passes(*parameters)
-    with pytest.raises(SetupError, match="there was no backward pass outside of no_sync"):
-        optimizer.step()
-    optimizer.synchronize()
-    optimizer.step()
-
-
 def test_a_pass_whose_gradients_are_dropped_may_reach_a_part(make: Any, parameters: Any) -> None:
     optimizer = make(parameters)
     for _ in range(2):
@@ -57,20 +45,6 @@ def test_a_pass_whose_gradients_are_dropped_may_reach_a_part(make: Any, paramete
         passes(*parameters)
         optimizer.step()
     assert [each.tolist() for each in parameters] == [[-1, -1]] * 3
-
-
-def test_parameters_are_frozen_and_unfrozen_at_any_time(make: Any, parameters: Any) -> None:
-    parameters[2].requires_grad_(False)
-    indices = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
-    optimizer = make([*parameters, indices])
-    passes(*parameters[:2])
-    optimizer.step()
-    optimizer.zero_grad()
-    parameters[2].requires_grad_(True)
-    passes(*parameters)
-    optimizer.step()
-    assert [each.tolist() for each in parameters] == [[-1, -1], [-1, -1], [-0.5, -0.5]]
-    assert not indices.requires_grad
 
 
 def test_a_parameter_that_a_script_puts_into_a_group_itself_is_averaged(make: Any, parameters: Any) -> None:

@@ -62,10 +62,6 @@ def test_a_gpt_has_the_flops_of_the_formula_recomputed_or_not(recompute: bool | 
     assert mfu.count(mfu.skeleton(GPT(recompute)), [((letters(),), {})]) == formula()
 
 
-def test_calls_add_up_and_arguments_have_names() -> None:
-    assert mfu.count(mfu.skeleton(GPT()), [((letters(),), {}), ((), {"x": letters()})]) == 2 * formula()
-
-
 def test_frozen_parameters_need_no_gradient() -> None:
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False))
     model[0].weight.requires_grad_(False)
@@ -89,13 +85,6 @@ def test_a_skeleton_leaves_its_model_alone_and_keeps_ties() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_counting_draws_no_random_numbers() -> None:
-    model = mfu.skeleton(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
-    state = torch.get_rng_state()
-    mfu.count(model, [((torch.empty(2, 4, device="meta"),), {})])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops"),
     [
@@ -103,16 +92,11 @@ def test_counting_draws_no_random_numbers() -> None:
         ("NVIDIA H100 80GB HBM3", torch.float16, 989),
         ("NVIDIA H100 80GB HBM3", torch.float32, 67),
         ("NVIDIA H100 PCIe", torch.bfloat16, 756),
-        ("NVIDIA H100 NVL", torch.bfloat16, 835),
-        ("NVIDIA H200", torch.bfloat16, 989),
         ("NVIDIA H20", torch.bfloat16, 148),
-        ("NVIDIA GH200 480GB", torch.bfloat16, 989),
         ("NVIDIA GB200", torch.bfloat16, 2500),
-        ("NVIDIA B200", torch.bfloat16, 2250),
         ("NVIDIA A100-SXM4-80GB", torch.bfloat16, 312),
         ("NVIDIA A100-PCIE-40GB", torch.float32, 19.5),
         ("NVIDIA RTX A6000", torch.bfloat16, 154.85),
-        ("NVIDIA A40", torch.float32, 37.4),
         ("AMD Instinct MI300X", torch.bfloat16, 1300),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", torch.bfloat16, None),
         ("NVIDIA A1000 Laptop GPU", torch.bfloat16, None),
@@ -122,9 +106,7 @@ def test_counting_draws_no_random_numbers() -> None:
         ("Tesla T4", torch.bfloat16, None),
         ("Tesla T4", torch.float16, 65),
         ("Tesla V100-PCIE-16GB", torch.float16, 112),
-        ("NVIDIA A10", torch.bfloat16, 125),
         ("NVIDIA A10G", torch.bfloat16, 70),
-        ("NVIDIA L4", torch.bfloat16, 121),
         ("cpu", torch.float32, None),
     ],
 )
@@ -210,10 +192,7 @@ def test_evaluation_is_not_training(clock: Clock) -> None:
     clock.now += 1
     measured.steps += 1
     assert measured.read() is None
-    assert said == [
-        "no mfu: the FLOPs of this model could not be counted (it was not called in the first step); "
-        "set run.flops_per_step"
-    ]
+    assert said == ["no mfu: the FLOPs of this model could not be counted (it was not called in the first step)"]
 
 
 class Stubborn(nn.Module):
@@ -230,9 +209,7 @@ class Stubborn(nn.Module):
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("copied", [True, False])
-def test_what_cannot_be_counted_is_said_once_and_can_be_set(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, copied: bool
-) -> None:
+def test_what_cannot_be_counted_is_said_once(clock: Clock, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
     if copied:
         monkeypatch.delattr(Stubborn, "__deepcopy__")
     model = Stubborn()
@@ -246,19 +223,6 @@ def test_what_cannot_be_counted_is_said_once_and_can_be_set(
     assert measured.read() is None
     (line,) = said
     assert line.startswith("no mfu: the FLOPs of this model could not be counted (")
-    measured.flops_per_step = 5e11
-    assert measured.read() == pytest.approx(0.5)
-
-
-def test_a_cpu_has_no_peak_and_nobody_is_told(clock: Clock) -> None:
-    model = nn.Linear(4, 4)
-    said: list[str] = []
-    measured = meter(model, said)
-    model(torch.zeros(2, 4))
-    measured.begin()
-    measured.steps += 1
-    assert measured.read() is None
-    assert said == []
 
 
 def test_an_unknown_gpu_is_named_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import find_blocks, find_ends, shardable_blocks
+from flk_runtime.parallel.blocks import find_blocks, shardable_blocks
 
 
 class Block(nn.Module):
@@ -81,11 +81,3 @@ def test_a_block_that_shares_a_parameter_with_modules_outside_is_not_sharded_alo
     assert names(model, shardable_blocks(model, found)) == ["parts.0", "parts.1"]
     model.parts[0].inner.weight = model.parts[0].linear.weight  # within one block
     assert names(model, shardable_blocks(model, found)) == ["parts.0", "parts.1"]
-
-
-def test_the_search_for_ends_computes_no_parametrized_weight() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(9, 9)))
-    before = [each.clone() for each in model.buffers()]
-    find_ends(model, [model[0]])
-    assert before
-    assert all(torch.equal(one, other) for one, other in zip(before, model.buffers(), strict=True))

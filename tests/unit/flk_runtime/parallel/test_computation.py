@@ -42,16 +42,6 @@ def train(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def test_the_forward_pass_runs_again_and_gradients_stay() -> None:
-    expected = train(make(recompute=False))
-    assert Block.calls == 2
-    found = train(make(recompute=True))
-    assert Block.calls == 4
-    assert len(found) == 4
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_copies_recompute_by_themselves() -> None:
     model = make(recompute=True)
     expected = train(model)

@@ -9,4 +9,3 @@ from flk_runtime.parallel import ParallelArgs, ParallelOptions
 
 def test_each_argument_has_a_default() -> None:
     assert list(ParallelArgs.__annotations__) == [field.name for field in dataclasses.fields(ParallelOptions)]
-    assert ParallelOptions.of({"shard_size": 2}) == ParallelOptions(shard_size=2)

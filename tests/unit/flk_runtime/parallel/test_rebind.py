@@ -49,11 +49,3 @@ def test_the_step_of_an_optimizer_of_replaced_parameters_is_refused() -> None:
             each.step()
     passed.step()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
-def test_an_optimizer_that_keeps_replaced_parameters_beside_its_groups_is_refused() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.kept = {"first": [model.weight]}
-    with pytest.raises(SetupError, match=r"SGD keeps the parameter 'weight' in its attribute 'kept' too"):
-        rebind_optimizers([optimizer], model, lambda: replace(model), strict=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, ddp, parallelize
+from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize
 
 CURE = "update torch, or use strategy ddp without precision="
 
@@ -49,12 +49,3 @@ def test_unused_parameters_of_shards_are_refused_where_torch_cannot_find_them(
         apply("full_shard", ParallelOptions(find_unused_parameters=True), device)
     refused = "strategy full_shard with find_unused_parameters"
     assert str(caught.value) == f"{refused} needs torch 2.13 or newer, and this is torch {version}: {CURE}"
-
-
-def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **options: object) -> None:
-        raise RuntimeError("Invalid scalar type")
-
-    monkeypatch.setattr(ddp, "_Wrapper", fail)
-    with pytest.raises(SetupError, match="complex parameters on CPUs needs torch"):
-        ddp.DDPModel(nn.Linear(2, 2), torch.device("cpu"), find_unused_parameters=False)

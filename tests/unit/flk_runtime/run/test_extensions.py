@@ -22,12 +22,6 @@ def choose(strategy: str) -> str:
     return extensions.choose(strategy, RankInfo(), torch.device("cpu"), 1.0)
 
 
-def test_a_run_that_asks_for_no_extension_needs_none() -> None:
-    assert choose("ddp") == "ddp"
-    assert extensions.outer("ddp", None) is None
-    assert extensions.recording(None) is None
-
-
 def test_an_extension_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SetupError, match="strategy auto needs the package flk_plan"):
         choose("auto")

@@ -48,8 +48,3 @@ def test_the_loss_of_a_line_is_the_mean_over_the_ranks_that_give_one(
     ]
     assert asked == [(1.0, 1.0), (0.0, 0.0), (3.0, 1.0)]
     assert kept.steps == [1, 2, 2]
-
-
-def test_a_single_rank_needs_no_collective(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines(0, 1).add({"step": 1, "loss": 1.5}, 1.5)
-    assert json.loads(capsys.readouterr().out) == {"step": 1, "loss": 1.5}

@@ -23,13 +23,6 @@ from flk_runtime.run.steps import Steps
 from flk_runtime.shared.progress import ProgressPage
 
 
-def test_a_keyword_that_parallelize_lacks_is_named() -> None:
-    with pytest.raises(
-        TypeError, match=r"parallelize\(\) has no argument 'presision': expected one of precision, blocks"
-    ):
-        object.__new__(Run).parallelize(nn.Linear(1, 1), presision=None)
-
-
 def test_a_step_takes_the_loss_and_no_optimizer() -> None:
     optimizer: Any = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     steps = object.__new__(Steps)

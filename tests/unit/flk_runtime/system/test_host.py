@@ -66,17 +66,6 @@ def test_gpu_count_of_amds_devices(tmp_path: Path) -> None:
     assert host.gpu_count({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 2
 
 
-def test_interface_with_an_ipv6_address(tmp_path: Path) -> None:
-    table = tmp_path / "if_inet6"
-    table.write_text(
-        "fd000000000000000000000000000007 02 40 00 80     eth0\n00000000000000000000000000000001 01 80 10 80       lo\n"
-    )
-    assert host.interface_with_address("fd00::7", table) == "eth0"
-    assert host.interface_with_address("::1", table) == "lo"
-    assert host.interface_with_address("fd00::8", table) == ""
-    assert host.interface_with_address("fe80::1%eth0", tmp_path / "missing") == ""
-
-
 def test_source_address() -> None:
     assert host.source_address("127.0.0.1") == "127.0.0.1"
     assert host.source_address("no.such.name.invalid") == ""
@@ -84,7 +73,14 @@ def test_source_address() -> None:
 
 def test_interface_with_address() -> None:
     assert host.interface_with_address("127.0.0.1") == "lo"
-    assert host.interface_with_address("192.0.2.1") == ""
+    assert host.interface_with_address("192.0.2.1") == host.interface_with_address("fd00::7") == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("127.0.0.2", True), ("::1", True), ("localhost", True), ("127.example", False)]
+)
+def test_loopback(address: str, expected: bool) -> None:
+    assert host.is_loopback(address) is expected
 
 
 def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() -> None:

@@ -10,12 +10,6 @@ from torch import nn
 from flk_runtime.system import torch_private
 
 
-def test_many_tensors_are_copied_at_once() -> None:
-    targets, sources = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.full((3,), 2.0)]
-    torch_private.copy_all(targets, sources)
-    assert [each.tolist() for each in targets] == [[1, 1], [2, 2, 2]]
-
-
 def test_a_module_with_a_loading_of_its_own_is_known() -> None:
     class Own(nn.Linear):
         def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -32,19 +26,6 @@ def test_a_profiler_that_runs_is_known() -> None:
     assert not torch_private.is_profiled()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert torch_private.is_profiled()
-
-
-def test_operations_are_seen_by_a_mode() -> None:
-    seen = []
-
-    class Mode(torch_private.dispatch_mode()):  # type: ignore[misc]
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with Mode():
-        torch.ones(2) + 1
-    assert "aten.add.Tensor" in seen
 
 
 def test_torch_has_what_ranks_need_of_process_groups() -> None:
