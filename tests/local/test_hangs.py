@@ -75,7 +75,7 @@ STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
 @pytest.mark.parametrize(
     ("fault", "cause", "line"),
     often(
-        (0, 2, 5),
+        (2, 5),
         [
             (SLEEP, "did not reach all_reduce 6; it is at train.py:11 in stuck", "time.sleep(1000)"),
             (LOCK, "did not reach all_reduce 6; it is at train.py:11 in stuck", "lock.acquire()"),

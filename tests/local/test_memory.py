@@ -223,7 +223,7 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
 
 
 @pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
 def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[..., Pods], root: Path, kills: int) -> None:
     """Ranks are killed while they save in every step. The script asserts that no state is mixed when it restores."""
     generator = random.Random(kills)
@@ -240,17 +240,6 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
     assert all(later >= earlier for earlier, later in itertools.pairwise(steps)), steps
     assert steps[-1] > 0
     assert "AssertionError" not in run.logs_of_all()
-
-
-def test_ranks_that_are_killed_while_large_shards_are_copied_restart(job: Callable[..., Pods]) -> None:
-    run = job(2, 1, **{user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1", pod_env.RESTARTS: "10"})
-    start(run, 1_000_000, save_every=1, pause=0.0, size=64 << 20)
-    for attempt in range(4):
-        os.kill(run.pid(attempt, attempt % 2), signal.SIGKILL)
-    run.pid(4, 0)
-    steps = begun(run)
-    assert steps == sorted(steps)
-    assert [pod for pod, process in run.running.items() if process.poll() is not None] == []
 
 
 @pytest.mark.parametrize("pause", often((1,), [0.0, 0.3, 1.0]))

@@ -13,6 +13,7 @@ import pytest
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.shared.memory_messages import EXCHANGE_BYTES
+from tests.support.collection import often
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods
 
@@ -88,7 +89,7 @@ def stored(job: Pods) -> list[int]:
     return sorted(int(path.name[5:]) for path in (job.folder / "checkpoint").glob("step-*"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("full_shard", marks=pytest.mark.soak), "adopt", "save"])
+@pytest.mark.parametrize("strategy", often((2,), ["ddp", "full_shard", "adopt", "save"]))
 def test_memory_goes_on_while_storage_is_slow_and_each_restores_what_it_is_for(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, strategy: str
 ) -> None:
