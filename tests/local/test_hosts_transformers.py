@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import user_env
 from tests.support import adapters, hosted, hosted_programs
 from tests.support.collection import skip_without
 from tests.support.pods import Pods
@@ -54,56 +54,3 @@ def test_trainings_of_one_process_go_on_each_from_its_own_place(
     job = adapters.start(forked_pods, root, hosted_programs.TRANSFORMERS, len(numbers), *numbers, **variables)
     assert job.wait() == [0, 0], job.logs_of_all()
     assert all(f"equal {len(numbers)}" in job.log(pod) for pod in job.running)
-
-
-# Twelve steps of four samples: two on each of two ranks, or two times two on one.
-ELASTIC = """
-    import os, pathlib, time, torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
-
-    from flk_hosts import transformers as flk_transformers
-
-    lines = [{"input_ids": line, "labels": line} for line in (torch.arange(24)[:, None] + torch.arange(8)) % 16]
-
-    class Waits(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            pathlib.Path(f"step.{args.process_index}").write_text(str(state.global_step))
-            while args.world_size == 2 and state.global_step == 3 and not pathlib.Path("go").exists():
-                time.sleep(0.01)
-
-    def trainer(pieces, callbacks):
-        set_seed(3)
-        config = LlamaConfig(
-            vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-        )
-        arguments = TrainingArguments(
-            output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=pieces, num_train_epochs=2,
-            learning_rate=1e-2, logging_steps=2, report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True,
-        )
-        return Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=lines, callbacks=callbacks)
-
-    kept = trainer(1, [Waits()])
-    flk_transformers.adopt(kept, save_every=1)
-    means = [kept.train().training_loss]
-    plain = trainer(2, [])
-    means.append(plain.train().training_loss)
-    losses = [[each["loss"] for each in made.state.log_history if "loss" in each] for made in (kept, plain)]
-    assert len(losses[0]) == 6 and torch.allclose(*map(torch.tensor, losses), rtol=1e-3), losses
-    assert abs(means[0] - means[1]) < 1e-3 * means[1], means
-    print("alike")
-"""
-
-
-@pytest.mark.soak
-def test_an_elastic_job_goes_on_with_fewer_ranks_and_the_samples_of_a_step(
-    forked_pods: Callable[..., Pods], root: Path
-) -> None:
-    job = adapters.start(forked_pods, root, ELASTIC, 0, **{pod_env.MIN_PODS: "1"}, **OFFLINE)
-    paths = [job.folder / f"step.{rank}" for rank in (0, 1)]
-    job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks count steps")
-    job.running[1].terminate()
-    job.until(lambda: "SIGTERM" in job.log(1), "the launcher has got the signal")
-    (job.folder / "go").touch()
-    assert job.wait() == [0, 143], job.logs_of_all()
-    assert "alike" in job.log(0), job.log(0)
-    assert re.search(r"resumed at step [2-9]", job.log(0))
