@@ -6,7 +6,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CLUSTER ?= flk
 HELM ?= helm
-WORKERS ?= 5
+WORKERS ?= 4
 BIN := .venv/bin
 DEMO := .venv/demo-installed
 INSTALLED := .venv/installed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import SPAWN, WITHOUT_TORCH
+from tests.support.commands import WITHOUT_TORCH
 
 SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
@@ -129,17 +129,3 @@ def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     second = flk("submit", "train.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
     assert second.code == 0, second.stderr
     assert flk("wait", "long").code == 0
-
-
-def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path) -> None:
-    import flk
-
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    job = flk.Job(name="api", command=["train.py"], image=image, resources={"cpu": "50m"}, restarts=0, env=SPAWN)
-    handle = flk.submit(job, folder)
-    assert handle.name == "api"
-    assert "[rank 0] hello" in list(handle.logs())
-    assert handle.wait().code == 0
-    assert str(flk.get("api").status().phase) == "Succeeded"
-    assert [(state.name, state.code) for state in flk.list()] == [("api", 0)]
-    handle.delete()

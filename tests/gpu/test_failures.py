@@ -75,25 +75,6 @@ def test_an_index_out_of_range_is_blamed_on_the_script(launch: Launch, tmp_path:
         assert after != "script"  # the watchdog may be faster than the collective's exception
 
 
-def test_an_illegal_access_to_memory_is_named(launch: Launch, tmp_path: Path) -> None:
-    script = """
-        class Far:
-            # A terabyte at the address of a small tensor.
-            def __init__(self, tensor):
-                self.__cuda_array_interface__ = {
-                    "data": (tensor.data_ptr(), False), "shape": (1 << 38,), "typestr": "<f4", "version": 3,
-                }
-
-        with flk.init() as run:
-            small = torch.zeros(8, device=run.device)
-            (torch.as_tensor(Far(small), device=run.device)[1 << 37] + 1).item()
-    """
-    failure, _ = failed(launch, tmp_path, script, ExitCode.TRAINING)
-    assert (failure.kind, failure.type) == ("exception", "AcceleratorError")
-    assert "CUDA error: an illegal memory access was encountered" in failure.summary
-    assert "train.py" in failure.details
-
-
 def test_a_rank_that_is_killed_while_a_kernel_runs_starts_again(launch: Launch, tmp_path: Path) -> None:
     script = """
         with flk.init(log_every=0) as run:

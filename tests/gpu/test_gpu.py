@@ -124,30 +124,6 @@ def test_a_hang_names_the_collective_of_nccl_that_does_not_end(launch: Launch) -
     assert re.search(r"is in all_reduce \d+", output), output
 
 
-@pytest.mark.parametrize("strategy", ["no_shard", "full_shard"])
-def test_compiled_blocks_give_the_same_loss(launch: Launch, strategy: str) -> None:
-    script = f"""
-        with flk.init(strategy={strategy!r}) as run:
-            model = make()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            compiled = os.environ["COMPILED"] == "1"
-            model, optimizer = run.parallelize(model, optimizer, compile=compiled, precision=BF16, blocks="Block")
-            x = torch.linspace(-1, 1, 64 * WIDTH, device=run.device).view(64, WIDTH)
-            for step in range(5):
-                loss = F.mse_loss(model(x), x.roll(1))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                run.step()
-            frames = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
-            run.log(loss=loss, graphs=frames)
-    """
-    plain, compiled = (said(launch(script, COMPILED=number)) for number in "01")
-    assert plain["graphs"] == 0
-    assert compiled["graphs"] >= 1
-    assert compiled["loss"] == pytest.approx(plain["loss"], rel=2e-2)
-
-
 def test_mfu_is_a_part_of_the_peak(launch: Launch) -> None:
     name = torch.cuda.get_device_name()
     if mfu.peak(name, torch.bfloat16) is None:
@@ -169,22 +145,6 @@ def test_mfu_is_a_part_of_the_peak(launch: Launch) -> None:
     found = said(launch(script))
     assert found["flops"] == 2 * 4096 * 1024 * 1024 * (3 * (1 + 8 * 8) - 1)  # the input needs no gradient
     assert 0.01 < found["mfu"] < 1
-
-
-def test_an_unknown_device_is_named_once_and_has_no_mfu(launch: Launch) -> None:
-    script = """
-        from flk_runtime.metrics import mfu
-        mfu.PEAKS = ()
-        with flk.init(log_every=1) as run:
-            model = run.parallelize(nn.Linear(8, 8))
-            for step in range(3):
-                model(torch.ones(2, 8, device=run.device)).sum().backward()
-                run.step()
-            run.log(mfu=run.mfu)
-    """
-    ended = launch(script)
-    assert said(ended)["mfu"] is None
-    assert ended.stdout.count("flk: no mfu: the peak of ") == 1
 
 
 def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_mpirun_over_two_hosts(
 
 
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
+@pytest.mark.soak
 def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port: Any) -> None:
     # MPICH tells its processes nothing that they could derive a port from.
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -71,13 +72,8 @@ def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port:
     expect(launch(command, env=master).found(), "mpich", 1, 2, loss)
 
 
-def test_mpiexec_of_mpich_that_names_no_master(launch: Any, mpich: list[str]) -> None:
-    ended = launch([*mpich, "-np", "2", launch.python, launch.script])
-    assert any(ended.codes)
-    assert "MASTER_PORT must be set together with PMI_RANK" in ended.output
-
-
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
+@pytest.mark.soak
 def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
     command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)

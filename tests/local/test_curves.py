@@ -1,9 +1,7 @@
-"""Curves in TensorBoard, MLflow and W&B through killed ranks, lost pods and resumes, with the real packages."""
+"""Curves in TensorBoard, MLflow and W&B through a killed rank and a resume, with the real packages."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +17,9 @@ from tests.support.curves import (
     tensorboard_points,
     wandb_points,
 )
-from tests.support.memory import delete_pods
 from tests.support.pods import Pods
 from tests.support.processes import until
 
-END = "1000000"  # steps
 CANARY = "canary-of-a-secret"
 
 
@@ -44,14 +40,14 @@ def sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def job(forked_pods: Callable[..., Pods], root: Path, sinks: dict[str, str]) -> Callable[..., Pods]:
-    def make(pods: int = 2, **variables: str) -> Pods:
-        settings = {pod_env.MEMORY_ROOT: str(root), user_env.LEASE: "3", pod_env.JOB_UID: "one", pod_env.RESTARTS: "3"}
-        return forked_pods(pods, 1, script=TRAIN, **{**settings, **sinks, **variables})
+    def make(**variables: str) -> Pods:
+        settings = {pod_env.MEMORY_ROOT: str(root), pod_env.JOB_UID: "one", pod_env.RESTARTS: "3"}
+        return forked_pods(1, 1, script=TRAIN, **{**settings, **sinks, **variables})
 
     return make
 
 
-def assert_curves(folder: Path, lines: list[dict[Point, float]], lost: int = 0) -> None:
+def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
     """Assert that each sink has one run with the values that were printed.
 
     TensorBoard has those of the last attempt that did a step, the others those of any attempt, whose line may be lost
@@ -96,20 +92,24 @@ def reach_sinks(run: Pods, folder: Path, step: int) -> None:
 
 
 @pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
-def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], root: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_one_curve(job: Callable[..., Pods], tmp_path: Path) -> None:
     run = job()
-    run.start("train.py", END, "0.1")
-    reach_sinks(run, tmp_path, 10)
-    os.kill(run.pid(0, 0), signal.SIGKILL)
-    run.pid(1, 0)
-    reach_sinks(run, tmp_path, step_of(tmp_path) + 10)
-    delete_pods(run, root, 0)
-    run.start("train.py", END, "0.1", only=0)
-    assert run.wait() == [0, 0], run.logs_of_all()
-    lines = printed(run.log(0))
+    run.start("train.py", "1000", "0.1")
+
+    def written() -> bool:
+        try:
+            curves = [*mlflow_points((tmp_path / "mlruns").as_uri()).values(), *wandb_points(tmp_path / "wb").values()]
+        except AttributeError:  # MLflow reads a file that the rank just writes
+            return False
+        return len(curves) == 2 and all(("loss", 16) in curve for curve in curves)
+
+    until(written, "the sinks have step 16", every=1, context=run.log)
+    (tmp_path / "die").touch()
+    assert run.wait() == [0], run.log()
+    lines = printed(run.log())
     assert len(lines) > len({step for line in lines for _, step in line}), "steps were done again"
-    assert run.log(0).count("resumed at step") == 2
-    assert_curves(tmp_path, lines, lost=10)
+    assert run.log().count("resumed at step 15") == 1
+    assert_curves(tmp_path, lines)
 
 
 @pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
@@ -120,11 +120,11 @@ def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run_
     """Nor what the script prints and logs of it. The address of MLflow's files has no password."""
     secrets = {"MY_TOKEN": CANARY, "WANDB_API_KEY": f"{CANARY}{'0' * 40}"}
     place = {user_env.CHECKPOINT: str(tmp_path / "checkpoints"), **secrets}
-    one = job(1, **place)
+    one = job(**place)
     one.start("train.py", "12", "0", f"--token={CANARY}")
     assert one.wait() == [0], one.log()
     lines = printed(one.log())  # the second job writes to the same file
-    two = job(1, **place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
+    two = job(**place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
     two.start("train.py", "23", "0", f"--token={CANARY}")
     assert two.wait() == [0], two.log()
     assert "resumed at step 12" in two.log()

@@ -139,6 +139,7 @@ def test_workers_of_two_ranks_agree(workers: Workers) -> None:
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
+@pytest.mark.soak
 def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: Workers) -> None:
     """It is killed when two workers have sent the open round. The third one is away when they meet the new hub."""
     kill = """
@@ -220,6 +221,7 @@ RESUMED = TRAIN.replace("log_every=0", "log_every=0, save_every=1").replace(
 )
 
 
+@pytest.mark.soak
 def test_a_worker_of_two_ranks_that_is_resumed_trains_as_if_it_had_not_been_killed(
     forked_pods: Callable[..., Pods], ranks: Ranks, tmp_path: Path
 ) -> None:

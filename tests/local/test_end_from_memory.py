@@ -104,7 +104,7 @@ def ends(job: Pods, root: Path, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     "text",
     often(
-        (0, 3),
+        (0,),
         [
             script(),
             script("model=model"),
@@ -131,7 +131,7 @@ def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[...,
 @pytest.mark.parametrize(
     ("saves", "end", "code"),
     often(
-        (0, 2),
+        (2,),
         [
             (SCRIPT_SAVES, "sys.exit(3)", 3),
             (SCRIPT_SAVES, "sys.exit('something is wrong')", 1),

@@ -468,9 +468,8 @@ FINAL = (
 )
 KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *CRASHES, *FINAL, *(GROUPS if sys.version_info >= (3, 11) else ())]
 OFTEN = (
-    *("segfault", "SIGKILL", "uncaught exception in C++", "exit code", "early success", "exception on all ranks"),
-    *("cause that is reported second", "exception from a broken connection", "exception in a DataLoader worker"),
-    *("full disk while saving", "sizes that differ between ranks", "wrong argument of init"),
+    *("segfault", "uncaught exception in C++", "exit code", "early success", "cause that is reported second"),
+    *("exception from a broken connection", "exception in a DataLoader worker", "sizes that differ between ranks"),
 )
 
 

@@ -256,6 +256,7 @@ run.close()
 """
 
 
+@pytest.mark.soak
 def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
     for one in ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}):

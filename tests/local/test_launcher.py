@@ -22,7 +22,7 @@ from tests.support.pods import END, TRAIN, Pods
 from tests.support.processes import alive, checked
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", often((0,), ["fork", "spawn"]))
 def test_ranks_of_two_pods_form_one_process_group(pods: Callable[..., Pods], start: str) -> None:
     script = TRAIN + '    print("in ps:", pathlib.Path("/proc/self/comm").read_text(), end="")\n'
     job = pods(2, 2, script=script, FLK_START=start)
@@ -266,7 +266,7 @@ def test_a_stalled_reader_of_the_output_holds_up_the_rank_and_nothing_else(pods:
     assert len(job.record().attempts) == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), often((0,), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]))
 def test_a_signal_ends_ranks_and_their_children(forked_pods: Callable[..., Pods], number: int, code: int) -> None:
     script = """
         import os, pathlib, subprocess, time

@@ -25,7 +25,7 @@ KINDS = {
     "meta": 1e-5,
     "adapter": 1e-5,
 }
-ORDINARY = [("scaler", "full_shard", 2, 3), ("meta", "full_shard", 3, 2)]
+ORDINARY = [("scaler", "full_shard", 2, 3)]
 
 SCRIPT = (
     SMALL_MODEL

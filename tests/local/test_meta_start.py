@@ -161,6 +161,7 @@ with group():
 
 
 @pytest.mark.promise("Training: A model on the meta device starts with its own initial values")
+@pytest.mark.soak
 def test_a_model_of_transformers_on_meta_starts_as_on_a_cpu(ranks: Ranks) -> None:
     pytest.importorskip("transformers")
     script = (

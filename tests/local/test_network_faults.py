@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode
 from tests.support.collection import often
 from tests.support.hosts import Hosts
 from tests.support.network import network
@@ -127,19 +125,6 @@ def test_an_address_that_another_job_has_taken_harms_neither_job(
         other.finish(attempts=1)
     finally:
         other.kill()
-
-
-def test_a_launcher_without_the_secret_is_refused(hosts: Callable[..., Hosts]) -> None:
-    job = hosts()
-    ranks = job.run()
-    genuine = dict(job.running)
-    job.variables |= {pod_env.RDZV_SECRET: "guessed", user_env.JOIN_TIMEOUT: "4"}
-    job.start("train.py", only=1)  # from the host of pod 1
-    assert job.running[1].wait(60) == ExitCode.INFRASTRUCTURE
-    assert "the leader at this address does not know the secret of this job" in job.log(1)
-    assert all(alive(rank) for rank in ranks)
-    job.running = genuine
-    job.finish(attempts=1)
 
 
 def test_a_bad_network_is_no_fault(hosts: Callable[..., Hosts]) -> None:

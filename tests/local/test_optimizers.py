@@ -217,6 +217,7 @@ with group():
 OF_WHOLE_PARAMETERS = ("SOAP", "Adafactor", "Quantized")
 
 
+@pytest.mark.soak
 def test_optimizers_of_libraries_train_as_in_one_process_or_end_with_an_error(ranks: Ranks) -> None:
     for library in ("pytorch_optimizer", "schedulefree", "transformers"):
         pytest.importorskip(library)

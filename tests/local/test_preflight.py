@@ -65,14 +65,6 @@ def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
     )
 
 
-def test_rank_0_that_does_not_come(ranks: Ranks) -> None:
-    """No other rank has the store then; who holds it in the launcher's stead is under test_launchers."""
-    moved = {rank: {"RANK": str(rank + 1), "LOCAL_RANK": str(rank + 1)} for rank in range(2)}
-    for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, moved)), 1):
-        assert line.startswith(f"RendezvousError: rank {rank} on node "), line
-        assert "(connection refused); check that rank 0 runs on that host" in line
-
-
 def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
     """203.0.113.1 is nobody's, by RFC 5737; what is between decides whether that is refused or not answered."""
     first, second = said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"}))
@@ -107,12 +99,6 @@ def test_ranks_that_differ(ranks: Ranks) -> None:
     line = the_same(ranks(INIT, 2, LONG, {1: {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}}))
     node = socket.gethostname()
     assert line.startswith(f"SetupError: 2 world sizes: 2 on rank 0 on node {node}, 4 on rank 1 on")
-
-
-def test_one_check_is_switched_off(ranks: Ranks) -> None:
-    differing = {1: {"FLK_SEED": "7"}}
-    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "-shm,-seed"}, differing)) == "began 2 0.5"
-    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "-shm"}, differing)).startswith("SetupError: 2 seeds")
 
 
 # How each line differs between the ranks: what rank 1 does in place of rank 0.

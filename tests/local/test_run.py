@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode
 from tests.support.commands import WITHOUT_TORCH, Flk
 from tests.support.processes import alive, parent_of, until
 
@@ -68,21 +66,6 @@ def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: C
     expected = "[(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]"
     assert sorted(stdout.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(4)]
     assert "flk-record" not in stdout + stderr
-
-
-def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command) -> None:
-    flk.write("""
-        import os, torch.distributed as dist
-        dist.init_process_group("gloo")
-        if os.environ["RANK"] == "1":
-            raise KeyError("no such feature")
-        dist.barrier()
-    """)
-    code, _, stderr = flk("run", "train.py", "--replicas", "2", "--restarts", "0", "--name", "gpt")
-    assert code == ExitCode.TRAINING
-    last = stderr.splitlines()[-1]
-    raised = "rank 1 in gpt-worker-1 raised KeyError: 'no such feature'"
-    assert re.fullmatch(rf"error: job gpt failed after \d+s: {raised}; not retried: .*", last)
 
 
 def test_a_killed_launcher_is_restarted_as_a_pod_would_be(flk: Command) -> None:

@@ -105,7 +105,7 @@ server.kill()
 @pytest.mark.parametrize(
     ("mode", "words"),
     often(
-        (0, 1),
+        (0,),
         [
             ("unavailable", "SlowDown: Please reduce your request rate."),
             ("expired", "ExpiredToken: The provided token has expired."),

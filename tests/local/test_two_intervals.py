@@ -87,7 +87,7 @@ def stored(job: Pods) -> list[int]:
     return sorted(int(path.name[5:]) for path in (job.folder / "checkpoint").glob("step-*"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("full_shard", marks=pytest.mark.soak), "adopt", "save"])
+@pytest.mark.parametrize("strategy", often((2,), ["ddp", "full_shard", "adopt", "save"]))
 def test_memory_goes_on_while_storage_is_slow_and_each_restores_what_it_is_for(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, strategy: str
 ) -> None:

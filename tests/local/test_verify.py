@@ -6,12 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import user_env
 from tests.support import verified
 from tests.support.commands import Flk
+from tests.support.pods import Pods
 from tests.support.verify_cases import RIGHT, WRONG
 
 ROOT = Path(__file__).parents[2]
@@ -40,24 +43,20 @@ def test_no_right_script_of_the_corpus_is_refused_and_the_wrong_ones_are_named()
     assert sum(each[2] for each in wrong) >= 0.95 * len(wrong), [each for each in wrong if not each[2]]
 
 
-OPTIONS = ("--processes", "2", "--strategy", "full_shard", "--verify", "2")
-
-
-def test_flk_run_verifies_and_goes_on(tmp_path: Path) -> None:
-    flk = Flk(tmp_path)
-    (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "\nprint('trained', run.steps)\n")
-    done = flk("run", "train.py", *OPTIONS)
-    assert done.code == 0, done.stderr
-    output = done.stdout
-    assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in output
-    assert "trained 4" in output
+def test_a_run_verifies_and_goes_on(forked_pods: Callable[..., Pods]) -> None:
+    script = RIGHT["dropout"].script + "\nprint('trained', run.steps)\n"
+    job = forked_pods(1, 2, script=script, **{user_env.STRATEGY: "full_shard", user_env.VERIFY: "2"})
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in job.log()
+    assert "trained 4" in job.log()
 
 
 @pytest.mark.soak
 def test_flk_run_ends_with_the_cause(tmp_path: Path) -> None:
     flk = Flk(tmp_path)
     (tmp_path / "train.py").write_text(WRONG["a sum as the loss"].script)
-    done = flk("run", "train.py", *OPTIONS)
+    done = flk("run", "train.py", "--processes", "2", "--strategy", "full_shard", "--verify", "2")
     assert done.code == 100, done.stderr
     assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.stderr
     assert "Cause: sum in place of mean" in done.stderr

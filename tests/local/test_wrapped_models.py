@@ -77,6 +77,7 @@ def test_a_model_that_the_script_has_wrapped_is_saved_and_resumes_at_another_wor
         assert begun[kind] + resumed[kind] == pytest.approx(expected, abs=1e-6), kind
 
 
+@pytest.mark.soak
 def test_torch_compile_is_switched_on_and_off_between_attempts(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         SMALL_MODEL

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import measure
 import run_all
 from measure import Goal, Interval, Report, Result, Verdict, at_least, at_most, median_interval
 
 BENCHMARKS = Path(run_all.__file__).parent
-
-
-@pytest.mark.parametrize("count", range(1, 13))
-def test_coverage_is_the_share_of_all_ways_to_lie_about_the_median(count: int) -> None:
-    interval = median_interval(range(count))
-    held = 0
-    for above in itertools.product((False, True), repeat=count):  # whether each value is above the true median
-        below = above.count(False)
-        held += interval.low < below <= interval.high
-    assert interval.coverage == held / 2**count
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=60))
-def test_interval_holds_the_median_of_the_sample_in_any_order(values: list[float]) -> None:
-    interval = median_interval(values)
-    assert interval.coverage >= measure.CONFIDENCE
-    assert min(values) <= interval.low <= sorted(values)[len(values) // 2] <= interval.high <= max(values)
-    assert interval == median_interval(list(reversed(values)))
 
 
 def result(low: float, high: float, goal: Goal, coverage: float = 0.96) -> Result:
@@ -67,16 +46,6 @@ def test_too_few_rounds_judge_no_goal_and_have_no_interval(rounds: int, said: st
     assert str(found).startswith(f"ratio flk / peer 9.000 ({said}) goal at most 0.5 ")
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict"), [(0.83, Verdict.MISSED), (0.84, Verdict.MET), (1.2, Verdict.MET), (1.21, Verdict.MISSED)]
-)
-def test_a_prediction_may_be_neither_too_high_nor_too_low(ratio: float, verdict: Verdict) -> None:
-    found = Result.computed("b", "predicted / published", ratio, 1.0, measure.within_factor(1.2), "s")
-    assert found.verdict is verdict
-    assert f"| {ratio:.3f} (computed) | within a factor of 1.2 | {verdict} |" in run_all.table("here", [found])
-    assert str(found).endswith(f"goal within a factor of 1.2 (closer to 1 is better): {verdict}")
-
-
 def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # Only the peer is slow in the second round, and both sides are in the third. The ratio of the medians would be 0.1.
     found = Result.of("b", "flk / peer", [1.0, 1.0, 10.0], [2.0, 20.0, 10.0], at_most(0.5), "s")
@@ -100,9 +69,6 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
     assert written == report.results
-
-
-# What takes the memory of a GPU
 
 
 # The runner of all benchmarks
@@ -140,21 +106,6 @@ def test_runner_goes_on_after_a_miss_and_a_failure(
     assert "old" not in text
     assert "### submit" not in text
     assert text.endswith(f" |\n\n{run_all.END}\nafter\n")
-
-
-def test_runner_replaces_the_tables_of_the_named_benchmarks_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(run_all, "run", lambda name, rounds: ([result(0.3, 0.4, at_most(0.5))], 0))
-    page = tmp_path / "page.md"
-    page.write_text(f"{run_all.BEGIN}\n\n### cli\n\nkept\n\n### loop\n\nold\n\n{run_all.END}\n")
-    assert run_all.main(["loop", "start", "--write", str(page)]) == 0
-    text = page.read_text()
-    assert re.findall(r"^### (\w+)\n\n(\w+)", text, re.MULTILINE) == [
-        ("cli", "kept"),
-        ("start", "Measured"),
-        ("loop", "Measured"),
-    ]
 
 
 def test_the_runner_can_write_the_file_of_results() -> None:

@@ -62,38 +62,6 @@ def test_a_table_is_marked_once_its_code_has_changed_and_loses_the_mark_with_a_n
     assert measured.marked(page(now, f" {CHANGED}"), root) == page(now)
 
 
-WORDS = """
-'''About a module.'''
-class Loader:
-    '''About a class.'''
-    def load(self):
-        '''About a function.'''
-        return 1  # comment
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "mark"),
-    [
-        ("About", "More about", ""),
-        ("comment", "another one", ""),
-        ("'''About a function.'''", "", ""),
-        ("'''About a function.'''", "pass", CHANGED),
-        ("return 1", "return 2", CHANGED),
-        (WORDS, "", CHANGED),
-    ],
-    ids=["docstrings", "comment", "no docstring", "statement", "value", "nothing"],
-)
-def test_words_about_code_are_no_code(history: tuple[Path, str], before: str, after: str, mark: str) -> None:
-    root, _ = history
-    module = root / "runtime/flk_runtime/data/loader.py"
-    module.write_text(WORDS)
-    git(root, "commit", "--quiet", "--all", "--message", "words")
-    commit = git(root, "rev-parse", "--short", "HEAD")
-    module.write_text(WORDS.replace(before, after))
-    assert measured.changes("streams", commit, root) == mark
-
-
 @pytest.mark.parametrize("helper", ["launch", "measure"])
 def test_a_module_that_a_script_imports_counts_for_it_only(history: tuple[Path, str], helper: str) -> None:
     root, commit = history

@@ -61,8 +61,3 @@ def test_bare_pytest_installs_nothing_and_touches_no_cluster(calls: Path) -> Non
     summary = run_pytest(calls)
     assert re.match(r"\d+ skipped(, \d+ deselected)? in ", summary)  # none has passed
     assert calls.read_text() == ""
-
-
-def test_a_cluster_is_asked_for_when_it_may_be_created(calls: Path) -> None:
-    run_pytest(calls, FLK_TEST_CLUSTER="create")
-    assert set(calls.read_text().splitlines()) == {"docker info"}

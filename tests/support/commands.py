@@ -20,9 +20,8 @@ from flk_runtime.contract import user_env
 from tests.support.processes import Result, checked
 from tests.support.requirements import unavailable
 
-# Variables, and options of `flk submit`, of a job whose script does not use torch: its pods do not import it, which
-# would take most of their processor time.
-SPAWN = {str(user_env.START): "spawn"}
+# Options of `flk submit` for a job whose script does not use torch: its pods do not import it, which would take most of
+# their processor time.
 WITHOUT_TORCH = ["--env", f"{user_env.START}=spawn"]
 RUN_CLI = 300  # seconds that a command may take unless a test says otherwise
 

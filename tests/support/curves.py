@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 TRAIN = """
-    import os, pathlib, sys, time
+    import os, pathlib, signal, sys, time
     import torch
+    import mlflow, wandb, torch.utils.tensorboard  # which sinks do too, in a thread, while the first steps are made
     import flk_runtime as flk
-
-    if os.environ["RANK"] == "0":
-        import mlflow, wandb, torch.utils.tensorboard  # which sinks do too, in a thread, while the first steps are made
 
     steps, pause = int(sys.argv[1]), float(sys.argv[2])
     run = flk.init(save_every=5, log_every=2)
@@ -22,7 +20,7 @@ TRAIN = """
     model = torch.nn.Linear(4, 1)
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     begun = run.steps
-    while run.steps < steps and not (run.attempt == 2 and run.steps > begun + 20):
+    while run.steps < steps and not (run.attempt == 1 and run.steps > begun + 20):
         loss = model(torch.ones(2, 4)).sum()
         loss.backward()
         optimizer.step()
@@ -30,8 +28,10 @@ TRAIN = """
         run.step(loss=loss, attempt=run.attempt, part={"a": run.steps / 7}, text="none")
         if run.steps % 10 == 0:
             run.log(val=run.steps + run.attempt / 10)
-        pathlib.Path(f"pid.{run.attempt}.{run.rank}").write_text(str(os.getpid()))
-        pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
+        if steps == 1000 and (run.attempt, run.steps) == (0, 18):
+            while not pathlib.Path("die").exists():
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(pause)
     print("logged in with", os.environ.get("MY_TOKEN"), *sys.argv[3:])
     run.close()
