@@ -12,6 +12,7 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode
+from tests.support.collection import often
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods
 
