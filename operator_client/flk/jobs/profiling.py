@@ -34,7 +34,6 @@ _ERRORS: Final[dict[str, tuple[str, str]]] = {
         "{stacks} shows where the others are",
     ),
     "ended": ("rank {rank} ended before the profile was whole", "{status} says how"),
-    "old": ("the flk of this job is older than profiles", "{stacks} shows what its ranks do"),
     "busy": ("rank {rank} is being profiled already", "wait for the end of that profile"),
     "profiled": ("the script of rank {rank} runs a profiler of its own", "torch allows one at a time"),
     "no torch": ("the script of rank {rank} has not imported torch", "{stacks} shows what it does"),
