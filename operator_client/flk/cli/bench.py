@@ -91,6 +91,7 @@ def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
 
 def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None) -> tuple[int, BenchResult | None]:
     from flk.jobs import logs, wait
+    from flk.jobs.state import Phase
     from flk.jobs.submission import prepare
     from flk.observe.client import JobClient
 
@@ -99,7 +100,7 @@ def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None
     note(f"created job {handle.name} in namespace {handle.namespace}; it is deleted at the end")
     watched = _Watched()
     try:
-        started = wait.wait_for(client, handle.name, uid=handle.uid, goal=wait.Goal.parse("Running"))
+        started = wait.wait_for(client, handle.name, uid=handle.uid, goal=Phase.RUNNING)
         if started.outcome is not wait.Outcome.REACHED:
             wait.raise_for_state(started.state, client, started.outcome)
         for line in logs.follow(client, handle.name, logs.LogOptions()):
