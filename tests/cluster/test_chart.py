@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,33 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     eventually("nothing is left", lambda: not names(kubectl))
 
 
+# Runs flk, and prints each request that it sends.
+TRACED = """
+import sys, urllib3
+from flk.__main__ import main
+plain = urllib3.PoolManager.request
+
+def request(pool, method, url, **options):
+    outcome = "no answer"
+    try:
+        reply = plain(pool, method, url, **options)
+        outcome = reply.status
+        return reply
+    finally:
+        sys.stderr.write(f"sent {method} {url}: {outcome}\\n")
+
+urllib3.PoolManager.request = request
+sys.exit(main(sys.argv[1:]))
+"""
 REQUEST = re.compile(
-    r"flk: (?P<method>[A-Z]+) https://[^/]+/(?:api|apis/(?P<group>[a-z0-9.-]+))/v[a-z0-9]+/namespaces/[^/]+"
+    r"sent (?P<method>[A-Z]+) https://[^/]+/(?:api|apis/(?P<group>[a-z0-9.-]+))/v[a-z0-9]+/namespaces/[^/]+"
     r"/(?P<resource>[a-z]+)(?P<name>/[^/?: ]+)?(?P<subresource>/[a-z]+)?(?P<query>\?\S*)?: (?P<outcome>\S+)"
 )
 METHODS = {"POST": "create", "PATCH": "patch", "DELETE": "delete", "PUT": "update"}
 
 
 def rights_used(stderr: str, own: str) -> set[tuple[str, str, str]]:
-    """The API group, resource and verb of each request to a namespace that `flk -v` has printed; ``own`` is the target.
+    """The API group, resource and verb of each request to a namespace that TRACED has printed; ``own`` is the target.
 
     None was forbidden, but `flk doctor` also asks whether Pod Security allows a pod, for the Deployment of the operator
     and for cluster-autoscaler's status, and other commands ask for jobs of other targets. They do without the answer.
@@ -242,8 +261,9 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     used: set[tuple[str, str, str]] = set()
 
     def run(*command: str, code: int = 0) -> str:
-        result = flk("-v", *command, cwd=tmp_path)
-        assert result.code == code, result.stderr
+        traced = [sys.executable, "-c", TRACED, *command]
+        result = subprocess.run(traced, cwd=tmp_path, env=flk.env, capture_output=True, text=True, timeout=TRAINING)
+        assert result.returncode == code, result.stderr
         used.update(rights_used(result.stderr, name))
         return str(result.stdout)
 

@@ -42,7 +42,8 @@ _PLACE: Final = (
 )
 # Unpacks an archive from its input in the new folder $1. -o: the files belong to the user of the container.
 _WRITE: Final = _TAR + 'mkdir -- "$1" && tar -xof - -C "$1" || { rm -rf -- "$1"; exit 1; }\n'
-_NAME: Final = 'mv -f -- "$1/copy" "$2"; code=$?; rm -rf -- "$1"; exit $code\n'
+# Gives $3 in that folder its name $2, and removes the folder.
+_NAME: Final = 'mv -f -- "$1/$3" "$2"; code=$?; rm -rf -- "$1"; exit $code\n'
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Container:
             _pack(source, archive, note)
             archive.seek(0)
             self._run(_WRITE, temporary, what=path, source=archive)
-        self._run(_NAME, temporary, target, what=path)
+        self._run(_NAME, temporary, target, source.name, what=path)
         return target
 
     def _run(
@@ -126,7 +127,7 @@ class Container:
 
 
 def _pack(source: Path, archive: IO[bytes], note: Note) -> None:
-    """Write an archive in which the file or folder is named ``copy``. Raises UsageError if it cannot be read."""
+    """Write an archive of a file or a folder. Raises UsageError if it cannot be read."""
 
     def sent(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if not _is_kept(member, note):
@@ -137,7 +138,7 @@ def _pack(source: Path, archive: IO[bytes], note: Note) -> None:
 
     try:
         with tarfile.open(fileobj=archive, mode="w|") as packed:
-            packed.add(source, "copy", filter=sent)
+            packed.add(source, source.name, filter=sent)
     except OSError as error:
         hint = "the archive of what is sent is in a temporary file: TMPDIR names a folder with more room"
         raise UsageError(f"{source} cannot be packed: {error}", hint=hint) from None

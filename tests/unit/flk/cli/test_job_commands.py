@@ -147,7 +147,7 @@ SUBMIT_BESIDE = ("submit", "train.py", "--name", "gpt", "--target", "job")
 
 
 def test_submit_follows_the_job_that_it_has_created(run: Run, beside: None) -> None:
-    code, stdout, stderr = run(*SUBMIT_BESIDE, "--follow", "--timeout", "20s")
+    code, stdout, stderr = run(*SUBMIT_BESIDE, "--follow")
     assert (code, stdout) == (ExitCode.TRAINING, "gpt\n[rank 0] of the Job\n")
     for verb in ("logs", "status", "wait"):
         assert f"  flk {verb} job.batch/gpt -n team" in stderr
@@ -217,6 +217,7 @@ def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run:
         job.container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
         job.add_to(fake)
     jobs.running("other").add_to(fake)
+    assert ["large", "Stuck"] in [line.split()[:2] for line in run("list")[1].splitlines()]
     assert fake.asked("GET").count("/api/v1/nodes") == 1
     fake.refused["/api/v1/nodes"] = (403, 'nodes is forbidden: User "ada" cannot list resource "nodes"')
     assert [line.split()[:2] for line in run("list")[1].splitlines()[1:]] == [

@@ -107,7 +107,7 @@ def test_a_folder_in_both_directions(container: copying.Container, tree: Path, t
     assert container.read(f"{tmp_path}/link", str(tmp_path / "here"), notes.append) == str(tmp_path / "here")
     os.mkfifo(tree / "pipe")
     assert container.write(tmp_path / "link", f"{tmp_path}/there", notes.append) == f"{tmp_path}/there/run 1"
-    names = ("run 1/out", "copy/out", "copy/pipe")
+    names = ("run 1/out", "run 1/out", "run 1/pipe")
     assert notes == [f"left out {name}: it is neither a file nor a folder" for name in names]
     (tree / "out").unlink()
     (tree / "pipe").unlink()

@@ -92,7 +92,7 @@ def test_text_from_the_cluster_does_not_reach_the_terminal(fake: Any, run: Run, 
     builder.job["metadata"]["annotations"] = {"flk.dev/owner": text}
     builder.pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": text}})
     builder.event("FailedCreatePod", text).add_to(fake)
-    for words in (["status", "gpt"], ["list"], ["why", "gpt"], ["status", "gpt", "-v"]):
+    for words in (["status", "gpt"], ["list"], ["why", "gpt"]):
         _, stdout, stderr = run(*words)
         assert_harmless(stdout + stderr)
     fake.fail(403, fake.status(403, text))
@@ -132,7 +132,7 @@ def test_credentials_are_never_printed(
         body = f"<html>{TOKEN}</html>".encode()
         fake.fail(fault, body, times=3)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    _, stdout, stderr = run(*words, "-v", "--request-timeout", "2s")
+    _, stdout, stderr = run(*words, "--request-timeout", "2s")
     assert stdout + stderr
     assert TOKEN not in stdout + stderr
 
@@ -145,7 +145,7 @@ def test_credentials_are_not_in_the_traceback_of_a_bug(fake: Any, run: Run, monk
 
     monkeypatch.setattr("flk.kube.client.ApiClient._json", bug)
     with pytest.raises(KeyError):
-        run("list", "-v")
+        run("list")
     assert TOKEN not in "".join(traceback.format_exception(*sys.exc_info()))
 
 
