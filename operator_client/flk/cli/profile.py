@@ -116,7 +116,6 @@ def _print(name: str, done: list[Profiled], output: str) -> None:
 def _use(path: Path) -> str:
     uses = {
         ".gz": "open it in ui.perfetto.dev or chrome://tracing",
-        ".pickle": "open it in pytorch.org/memory_viz",
     }
     return uses.get(path.suffix, "")
 
