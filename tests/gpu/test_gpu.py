@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -160,25 +159,17 @@ def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path)
                 address = f"http://127.0.0.1:{os.environ['FLK_METRICS_PORT']}/metrics"
                 page = urllib.request.urlopen(address, timeout=60).read().decode()
             pathlib.Path("metrics").write_text(page)
-            run.log(memory=torch.cuda.get_device_properties(0).total_memory)
     """
     with held_ports() as free_port:
         variables = {pod_env.GPUS: "1", user_env.METRICS_PORT: str(free_port())}
-        total = said(launch(script, **variables))["memory"]
+        launch(script, **variables)
     page = (tmp_path / "metrics").read_text()
 
-    def read(name: str) -> list[float]:
-        """The values of the pod's GPUs."""
-        return [float(value) for value in re.findall(rf"^{name}\{{.*gpu=.*\}} (.*)$", page, re.MULTILINE)]
-
-    limits, used = read("flk_gpu_memory_limit_bytes"), read("flk_gpu_memory_bytes")
-    assert min(abs(limit - total) for limit in limits) < 0.05 * total
-    assert len(used) == len(limits)
+    used = [float(value) for value in re.findall(r"^flk_gpu_memory_bytes\{.*gpu=.*\} (.*)$", page, re.MULTILINE)]
     assert max(used) > 3 * 4 * 4096**2
-    assert all(0 <= share <= 1 for share in read("flk_gpu_busy_ratio"))
 
 
-def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_path: Path) -> None:
+def test_a_profile_has_kernels(launch: Launch, tmp_path: Path) -> None:
     for name in ("ask", "rank"):
         (tmp_path / f"{name}.program").write_text(module_source(f"flk_runtime/profiling/{name}.py"))
     script = """
@@ -186,7 +177,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_pat
         folder = pathlib.Path(os.environ["FLK_OBSERVER"]).parents[2]
         ask, source = (pathlib.Path(f"{name}.program").read_text() for name in ("ask", "rank"))
         with flk.init() as run:
-            arguments = {"steps": 5, "timeout": 60, "memory": True, "rank": run.rank}
+            arguments = {"steps": 5, "timeout": 60, "rank": run.rank}
             request = {"folders": folder.name, "local_rank": 0, "arguments": arguments, "source": source}
             model = make()
             model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.01))
@@ -211,5 +202,3 @@ def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_pat
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
     assert len(steps) == 5
     assert any(event.get("cat") == "kernel" for event in events)
-    history = pickle.loads((tmp_path / "profile.pickle").read_bytes())
-    assert {"alloc", "free_completed"} <= {each["action"] for device in history["device_traces"] for each in device}

@@ -241,7 +241,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         3, _TRAINING, _LAUNCHER, _RESTARTS, "failed", same=_ERROR, final_after=_TWICE,
     ),
     Kind.UNHEALTHY: Meaning(  # the reason for the loss or the connection that broke, if it is found after that
-        "the check of a pod finds a fault of its node: a GPU, a disk, /dev/shm",
+        "the check of a pod finds a fault of its GPUs or their driver",
         3, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "is on an unhealthy node", same=("pod", "node", "message"),
         final_after=_TEN_TIMES, node_at_fault=True, node_unfit=True, needs_new_pod=True,
     ),

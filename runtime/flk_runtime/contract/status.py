@@ -2,8 +2,8 @@
 
 The launcher of the rank makes it of the rank's progress page (`flk_runtime.launcher.hangs.watch`). It travels with the
 heartbeat; the leader keeps the latest one of each rank. From it hangs and slow ranks are found, and from it `flk top`,
-the metrics page and the record say how far the job is. Phases are also written in hang timeouts of users
-(``step=5m``) and in records, so their values stay as they are.
+the metrics page and the record say how far the job is. Phases are also written in records, so their
+values stay as they are.
 """
 
 from __future__ import annotations

@@ -138,16 +138,6 @@ def test_deadline_and_silence_end_the_preparation_and_its_processes(pod: Pod) ->
     assert 50 < left < 100
 
 
-def test_a_python_without_venv_says_so(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    import venv
-
-    def fail(self: venv.EnvBuilder, folder: Path) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(venv.EnvBuilder, "create", fail)
-    assert "cannot make a virtual environment with pip: [Errno 30] Read-only file system" in str(pod.failure(PIP="a"))
-
-
 def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(pod: Pod) -> None:
     """``-e .`` in requirements leaves a file .pth that names the folder, which only site reads."""
     source = pod.work / "libsrc"

@@ -307,20 +307,3 @@ def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kub
     assert (state.phase, state.code, state.replicas) == (Phase.FAILED, ExitCode.TRAINING, 2)
     code, lines, _ = run("logs", "gpt")
     assert (code, lines) == (ExitCode.TRAINING, "[rank 0] step 120\n")
-
-
-def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:
-    keep(fake, RUNNING)
-    last = look(JobClient.connect(), "gpt")
-    assert last.state.phase == Phase.DELETED
-    cause = last.report.cause
-    assert cause is not None
-    assert cause.code == "Deleted"
-
-
-def test_records_that_may_not_be_read_are_no_records(fake: FakeApiServer, run: Any) -> None:
-    keep(fake, FAILED)
-    fake.refused["/api/v1/namespaces/team/configmaps"] = (403, 'User "ada" cannot list resource "configmaps"')
-    code, _, errors = run("why", "gpt")
-    assert code == ExitCode.NOT_FOUND
-    assert "there is no job gpt" in errors

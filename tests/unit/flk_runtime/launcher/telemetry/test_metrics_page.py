@@ -213,12 +213,6 @@ def connect(port: int, request: bytes = b"") -> socket.socket:
     return client
 
 
-def test_a_client_that_says_nothing_keeps_no_thread(serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_page, "_PATIENCE", 0.05)
-    with connect(serve()) as client:
-        assert client.recv(1) == b""
-
-
 def test_a_client_that_resets_its_connection_is_no_traceback(
     serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
