@@ -69,9 +69,9 @@ LONG_PAUSE = """
     import os, sys, time, torch
     from pathlib import Path
     import flk_runtime as flk
-    from flk_runtime.checkpoint.save import saver
+    from flk_runtime.checkpoint.save import background
 
-    saver._PAUSE = 1e9  # times of the copy: days
+    background._PAUSE = 1e9  # times of the copy: days
     model, latest = torch.nn.Linear(200, 200), Path(os.environ["FLK_CHECKPOINT"], "latest")
     read = lambda: latest.read_text().split()[0] if latest.exists() else "none"
     flk.save(1, model=model)

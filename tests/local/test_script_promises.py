@@ -16,7 +16,7 @@ from tests.support.ranks import Ranks
 PHASES = """
     import contextlib, json, os, torch, torch.distributed as dist
     import flk_runtime as flk
-    from flk_runtime.checkpoint.save import saver
+    from flk_runtime.checkpoint.save import background
     from flk_runtime.checkpoint.storage.folder import FolderDestination
     from flk_runtime.shared.progress import Phase, own_page
 
@@ -27,7 +27,7 @@ PHASES = """
             return function(self, *arguments)
         setattr(FolderDestination, name, told)
 
-    saver._PAUSE = 1e9
+    background._PAUSE = 1e9
     for name in ("prepare", "create", "measure"):
         tell(name)
     torch.manual_seed(0)

@@ -134,7 +134,7 @@ def run(tmp_path: Path) -> Path:
 FILE_CALLS = ("steps", "latest", "open", "size", "measure")
 FUNCTIONS = [
     *((FolderDestination, name, getattr(FolderDestination, name)) for name in FILE_CALLS),
-    *((Path, name, getattr(Path, name)) for name in ("stat", "glob", "read_bytes", "touch", "unlink")),
+    *((Path, name, getattr(Path, name)) for name in ("stat", "glob", "read_bytes", "touch")),
     (torch, "load", torch.load),
     (weights, "open_section", folder.open_section),
     (safetensors, "open", builtins.open),
@@ -259,8 +259,11 @@ def test_a_mark_that_cannot_be_read_or_removed(
     monkeypatch.setattr(restore, "process_group", TwoRanks)
     monkeypatch.setattr(restore, "_SEEN_LIMIT", 0.0)
 
+    unlink = Path.unlink
+
     def use(trouble: Trouble) -> None:
-        with failing_files(trouble):
+        with failing_files(trouble), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "unlink", trouble.wrap(unlink))
             assert restore.is_shared(tmp_path)
 
     assert in_turn(use, [error]) == 3
