@@ -302,7 +302,9 @@ for workers in (0, 1, 2, 4):
         if (folder / name).exists():
             loader.load_state_dict(json.loads((folder / name).read_text()))
         if loader.epoch == 0:
-            mine = [batch.tolist() for _, batch in zip(range(until), loader)]
+            for _, batch in zip(range(until), loader):
+                mine.append(batch.tolist())
+                run.step()
         loader.gather()
         every = [None] * run.world_size
         dist.all_gather_object(every, sum(mine, [])) if run.world_size > 1 else every.__setitem__(0, sum(mine, []))
