@@ -46,6 +46,7 @@ def seat(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.promise("Causes: Preemption and deletion by others are named")
+@pytest.mark.soak
 def test_preempted_by_a_pod_of_higher_priority(
     flk: Any, kubectl: Any, image: str, folder: Path, seat: tuple[str, str], eventually: Any
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
 
 @pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_a_torchrun_style_package_of_several_files_runs_unchanged_on_an_image_without_flk(
     flk: Any, torch_image: str
 ) -> None:

@@ -181,6 +181,7 @@ def test_pytorchjob_with_master_and_worker(
 
 
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
+@pytest.mark.soak
 def test_trainjob(
     trainer: None, kubectl: Any, torch_image: str, eventually: Any, check: Callable[[int, str], None]
 ) -> None:

@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 def test_logs_of_a_job_that_fails_and_then_is_gone(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     args = ["--replicas", "2", "--cpu", "50m", "--restarts", "1", "--image", image, "--env", "FLK_RETRY_SAME_FAILURE=1"]
     args += WITHOUT_TORCH

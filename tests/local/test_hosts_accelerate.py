@@ -30,6 +30,7 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     adapters.assert_curve(job, [3, 6, 9])
 
 
+@pytest.mark.soak
 def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
     job = adapters.start(forked_pods, root, hosted_programs.ACCELERATE, 3, **{user_env.BACKOFF: "0"})
     assert job.wait() == [0, 0], job.logs_of_all()

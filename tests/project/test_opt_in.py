@@ -51,7 +51,7 @@ def run_pytest(calls: Path, **variables: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLK_", "PYTEST_", "XDG_"))}
     kept |= {"PATH": str(calls.parent / "programs"), "PYTHONPATH": str(calls.parent / "modules")}
     kept |= {"HOME": str(calls.parent / "home")} | variables
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *NEEDY]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", *NEEDY]
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]

@@ -13,7 +13,7 @@ import pytest
 
 # The part of a run in which the tests of a folder begin. Those of the other folders begin in all of it. Before cluster
 # tests begin, one worker loads the images with the first test of a group. None is left with a long test at the end.
-SPANS = {"cluster": (0.2, 0.85), "local": (0.0, 0.95)}
+SPANS = {"cluster": (0.3, 0.85), "local": (0.0, 0.95)}
 
 
 def spread(folders: Sequence[str]) -> list[int]:
