@@ -19,7 +19,7 @@ def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, 
     (flk.folder / "train.py").write_text(SCRIPT)
     done = flk(
         *("bench", "train.py", "--replicas", "2", "--cpu", "100m", "--steps", "3", "--strategies", "ddp"),
-        *("--timeout", "200s", "-o", "json"),
+        *("--strategy-timeout", "200s", "-o", "json"),
         timeout=550,
     )
     assert done.code == 0, done.stderr

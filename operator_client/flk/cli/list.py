@@ -43,7 +43,7 @@ def list_(
     gc.disable()  # it would look at all objects of a long list again and again
     try:
         every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
-        every = with_records(client, every, {})
+        every = with_records(client, every)
     finally:
         if collects:
             gc.enable()

@@ -61,21 +61,18 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
     return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
 
 
-def with_records(client: JobClient, listed: Sequence[ListedJob], readers: dict[str, Reader]) -> list[ListedJob]:
-    """Return the jobs, of which the newest that run have their launchers' records: what only these tell, as hangs.
-
-    ``readers`` are kept from call to call, by the UIDs of the jobs: each repeats a request only when it is due.
-    """
+def with_records(client: JobClient, listed: Sequence[ListedJob]) -> list[ListedJob]:
+    """Return the jobs, of which the newest that run have their launchers' records: what only these tell, as hangs."""
     # The record of a job that has ended is in the message of its pods, which the list has. Of one that runs, the log of
     # pod 0 alone has it: a request for each job, so that the number is limited.
     running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-RECORDS:]
-    known = dict(readers)
-    readers.clear()
-    for each in running:
-        namespace = each.state.namespace or client.namespace
-        readers[each.state.uid] = known.get(each.state.uid) or Reader(JobClient(client.api, namespace))
+
+    def read(job: ListedJob) -> ListedJob:
+        reader = Reader(JobClient(client.api, job.state.namespace or client.namespace))
+        return _listed(job.seen, reader.view)
+
     with ReadPool() as pool:
-        fuller = pool.map(lambda each: _listed(each.seen, readers[each.state.uid].view), running)
+        fuller = pool.map(read, running)
         by_uid = {each.state.uid: each for each in fuller}
     return [by_uid.get(each.state.uid, each) for each in listed]
 
