@@ -71,7 +71,7 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
 def test_no_record_is_kept_where_it_would_be_lost_or_taken_for_another_jobs(
     folder: str, variables: dict[str, str]
 ) -> None:
-    assert not writer(settings_of(folder, **variables))[0].kept
+    assert not writer(settings_of(folder, **variables))[0]._kept
 
 
 def test_a_folder_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
