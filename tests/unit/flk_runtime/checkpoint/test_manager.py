@@ -92,11 +92,8 @@ def test_a_save_after_the_restored_step_has_the_current_random_states(
     """Nobody may have seen the first pass, as where the script calls `forward` of a module."""
     saved: list[Any] = []
     manager = make_manager()
-    monkeypatch.setattr(
-        manager,
-        "_saver",
-        SimpleNamespace(can_save=True, keeps_in_memory=False, save=lambda *args, **_: saved.append(args)),
-    )
+    saver = SimpleNamespace(can_save=True, keeps_in_memory=False, save=lambda *args, **_: saved.append(args))
+    monkeypatch.setattr(manager, "_saver", saver)
     restored = manager._rng_state = rng.get_state()
     manager.steps = 4
     torch.rand(1)
