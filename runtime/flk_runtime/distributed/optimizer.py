@@ -86,13 +86,22 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state_dict)
 
+    # Scripts set these two, as to begin anew with an empty state.
     @property
     def state(self) -> Any:
         return self._optimizer.state
 
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._optimizer.state = state
+
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self._optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = groups
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +31,9 @@ def find_blocks(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
     """
     if wanted is None:
         return list(_repeated(model))
-    selectors = [wanted] if isinstance(wanted, (str, type)) or not isinstance(wanted, Iterable) else list(wanted)
+    selectors: list[Any] = (
+        [wanted] if isinstance(wanted, (str, type)) or not isinstance(wanted, Iterable) else list(wanted)
+    )
     names = {id(module): user_name(model, name) for name, module in model.named_modules()}
     chosen = {key for selector in selectors for key in _selected(model, names, selector)}
     found = [module for module in inner_first(model) if id(module) in chosen and module is not model]
@@ -118,7 +121,7 @@ def _is_block(child: nn.Module, container: nn.Module) -> bool:
     )
 
 
-def _selected(model: nn.Module, names: Mapping[int, str], wanted: Selector) -> Collection[int]:
+def _selected(model: nn.Module, names: Mapping[int, str], wanted: Any) -> Collection[int]:
     """The ids of the modules of a class or at a path."""
     if not isinstance(wanted, (str, type)):
         raise SetupError(f"blocks={wanted!r}: expected classes of modules, names or paths")

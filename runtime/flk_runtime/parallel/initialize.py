@@ -74,7 +74,8 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     """Give the tensors of ``model`` on the meta device memory, filled with NaN so that unset values are noticed."""
     made: dict[torch.Tensor, torch.Tensor] = {}  # a tied tensor gets memory once
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
             for name, tensor in table.items():
                 if tensor is None or not tensor.is_meta:
                     continue

@@ -61,7 +61,8 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
     not resolve by the deadline (a time of time.monotonic()).
     """
     own = _is_own_name(info, address, port, deadline)
-    server, retry_until = None, min(deadline, time.monotonic() + _RETRY_PORT)
+    server: Any = None
+    retry_until = min(deadline, time.monotonic() + _RETRY_PORT)
     while server is None:
         try:
             left = max(1.0, deadline - time.monotonic())

@@ -107,7 +107,7 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
             return items
         if not isinstance(tree, dict) and not hasattr(tree, "__copy__"):
             return type(tree)(items)  # type: ignore[call-arg]
-        twin = copy.copy(tree)  # keeps the attributes of a subclass: a default factory, say
+        twin: Any = copy.copy(tree)  # keeps the attributes of a subclass: a default factory, say
         for key, child in items.items():
             twin[key] = child
         return twin
