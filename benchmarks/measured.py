@@ -59,8 +59,8 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "plan": (
         "benchmarks/llama.py",
         "benchmarks/small_models.py",
-        "operator_client/flk/bench.py",
-        "operator_client/flk/planning.py",
+        "operator_client/flk/planning/bench.py",
+        "operator_client/flk/planning/plan.py",
         "runtime/flk_plan/bench",
         "runtime/flk_plan",
     ),

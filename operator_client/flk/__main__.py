@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flk.errors import FlkError
-from flk.terminal import print_error
+from flk.user.terminal import print_error
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.failure import ExitCode
 

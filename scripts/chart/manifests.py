@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from flk import labels
 from flk.manifest import Bundle, render
+from flk.spec import labels
 from flk.spec.fields import Checkpoint, Toleration
 from flk.spec.job import Job
 from flk.spec.parts import Nodes, Resources

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from flk import units
-from flk.spec import names
+from flk.spec import names, units
 from flk.spec.defaults import NamespaceDefaults
 from flk.spec.fields import StrictModel
 from flk.spec.job import Job

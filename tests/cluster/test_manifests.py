@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from flk import labels
 from flk.errors import UsageError
 from flk.manifest import Bundle
 from flk.manifest.render import render
 from flk.spec import file as jobfile
+from flk.spec import labels
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.indexed import COMPLETION_INDEX, IndexedTarget

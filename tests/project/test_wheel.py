@@ -82,7 +82,7 @@ import pathlib, sys
 for folder in sys.argv[1:]:
     for path in pathlib.Path(folder).rglob("*.py"):
         compile(path.read_bytes(), str(path), "exec")
-import flk_runtime.contract, flk_runtime.__main__, flk.errors, flk.labels, flk.units, flk.spec.names
+import flk_runtime.contract, flk_runtime.__main__, flk.errors, flk.spec.labels, flk.spec.units, flk.spec.names
 """
 
 

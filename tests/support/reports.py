@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from flk import labels
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
+from flk.spec import labels
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import TIME_CAUSES, Attempt, Goodput, JobRecord
 from flk_runtime.contract.status import Phase, RankStatus

@@ -21,8 +21,8 @@ import typer.main
 
 from flk.cli.global_options import takes_global_options, with_global_options
 from flk.cli.help import Command, rows
-from flk.commands import program_name
 from flk.errors import UsageError
+from flk.user.commands import program_name
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.failure import ExitCode
 

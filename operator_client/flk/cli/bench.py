@@ -14,12 +14,12 @@ import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, seconds, takes_job
 from flk.errors import FlkError
-from flk.terminal import one_line, print_error
-from flk.units import bytes_text, time_text
+from flk.spec.units import bytes_text, time_text
+from flk.user.terminal import one_line, print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    from flk.bench import BenchResult
+    from flk.planning.bench import BenchResult
     from flk.spec.job import Job
 
 _CASE = 300  # seconds that a strategy may take by default
@@ -57,7 +57,7 @@ def bench(
     that are more than noise are kept on this machine: `flk plan` and strategy auto use them for the same hardware.
     """
     limit = seconds(timeout, "--strategy-timeout") or _CASE
-    from flk.bench import bench_job
+    from flk.planning.bench import bench_job
 
     here = Path.cwd()
     job = loaded.started_in(here) if local else loaded.job
@@ -124,7 +124,7 @@ class _Watched(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take whole lines."""
-        from flk.bench import BenchResult
+        from flk.planning.bench import BenchResult
 
         for line in text.splitlines():
             found = BenchResult.find(line)

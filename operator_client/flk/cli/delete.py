@@ -8,8 +8,8 @@ import typer
 
 from flk.cli.options import Context, Namespace, Timeout, Wait, complete_jobs, job_ref, note, seconds
 from flk.cli.several import Chosen, worst
-from flk.commands import program_name
 from flk.errors import FlkError, UsageError
+from flk.user.commands import program_name
 
 if TYPE_CHECKING:
     from flk.jobs.lifecycle.deletion import Selection

@@ -85,8 +85,8 @@ def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
 
 def _connect(*, kubeconfig: str | None, request_timeout: str | None, as_user: str | None) -> None:
     """Set the options of connections."""
-    from flk.commands import Connection
     from flk.kube import ConnectionOptions, set_connection_options
+    from flk.user.commands import Connection
 
     connection = Connection(kubeconfig=kubeconfig or "", user=as_user or "")
     set_connection_options(ConnectionOptions(connection, seconds(request_timeout, "--request-timeout")))

@@ -62,8 +62,8 @@ def _text(states: list[State], output: str, now: float, *, all_namespaces: bool)
     """Return the list in a format. ``wide`` has the sentences of the causes."""
     from flk.cli.output import items_text, phase_style, table
     from flk.observe.resources import qualified
-    from flk.terminal import printable, styled
-    from flk.units import short_duration
+    from flk.spec.units import short_duration
+    from flk.user.terminal import printable, styled
 
     if output == "json":
         return items_text([state.to_dict() for state in states]) + "\n"

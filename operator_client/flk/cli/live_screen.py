@@ -12,7 +12,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flk.terminal import STYLES, has_colours
+from flk.user.terminal import STYLES, has_colours
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line

@@ -15,7 +15,7 @@ from flk.cli.options import Context, Namespace, note, output_format, seconds
 from flk.cli.several import Chosen, Jobs, Selector
 from flk.errors import JobNotFoundError, UsageError
 from flk.local.shown import MetricsText
-from flk.terminal import has_colours
+from flk.user.terminal import has_colours
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import typer
 
 from flk.cli.help import show_all
 from flk.errors import FlkError, UsageError
-from flk.terminal import one_line
+from flk.user.terminal import one_line
 from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.user_env import MEASURED
 
@@ -118,9 +118,9 @@ def output_format(*formats: str, explained: str = "") -> Any:
 
 def job_names(context: typer.Context) -> list[str]:
     """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
-    from flk.commands import Connection
     from flk.kube import ConnectionOptions, set_connection_options
     from flk.observe.client import JobClient
+    from flk.user.commands import Connection
 
     try:
         connection = Connection(kubeconfig=str(_chosen(context, "kubeconfig") or ""))
@@ -261,7 +261,7 @@ def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     for warning in warnings(job):
         note(warning)
     if job.strategy == AUTO and MEASURED not in job.env:
-        from flk.bench import measured
+        from flk.planning.bench import measured
 
         results = measured(job)
         if results:

@@ -113,7 +113,7 @@ _STYLES: Final = {
 
 
 def phase_style(phase: str) -> str:
-    """Return the style of a phase of a job, as `flk.terminal.styled` takes it."""
+    """Return the style of a phase of a job, as `flk.user.terminal.styled` takes it."""
     return _STYLES.get(phase, "")
 
 

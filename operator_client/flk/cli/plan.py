@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import LoadedJob, note, output_format, takes_job
-from flk.units import bytes_text, number_text, time_text
+from flk.spec.units import bytes_text, number_text, time_text
 
 if TYPE_CHECKING:
-    from flk.planning import Plan, Row
+    from flk.planning.plan import Plan, Row
 
 _SHOWN = 12  # rows in the text format
 _GPU_TYPE = "h100"  # of a job that names none
@@ -36,8 +36,8 @@ def plan(
     The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
     GPU nor memory for the model. Nothing is sent to a cluster.
     """
-    from flk.bench import measured
-    from flk.planning import make_plan
+    from flk.planning.bench import measured
+    from flk.planning.plan import make_plan
 
     here = Path.cwd()
     job = loaded.started_in(here).named()

@@ -14,7 +14,7 @@ import typer
 from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import FlkError, UsageError
-from flk.terminal import print_error
+from flk.user.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 from flk.cli.logs import parse_ranks
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
 from flk.errors import FlkError, UsageError
-from flk.terminal import print_error, printable_lines
+from flk.user.terminal import print_error, printable_lines
 from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.options import complete_jobs, job_ref, note, valid_jobs
-from flk.commands import program_name
 from flk.errors import FlkError, JobNotFoundError, UsageError
-from flk.terminal import print_error
+from flk.user.commands import program_name
+from flk.user.terminal import print_error
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 
@@ -79,8 +79,8 @@ class Chosen:
 
         Raises UsageError for both and for neither, JobNotFoundError if no job has the labels.
         """
-        from flk import labels
         from flk.observe.client import JobClient, JobRef
+        from flk.spec import labels
         from flk.targets import target_of
 
         if selector is not None and not selector.strip():

@@ -9,8 +9,8 @@ from flk.cli.options import Context, Namespace, note, output_format
 from flk.cli.output import cut, items_text, json_text, phase_style, table, width_of, wrapped
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError
-from flk.terminal import printable, styled
-from flk.units import short_duration
+from flk.spec.units import short_duration
+from flk.user.terminal import printable, styled
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import TIME_CAUSES, Goodput
 

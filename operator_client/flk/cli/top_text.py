@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flk.cli.output import cut, phase_style, table
 from flk.observe.progress import Progress
-from flk.terminal import printable
-from flk.units import bytes_text, number_text, short_duration
+from flk.spec.units import bytes_text, number_text, short_duration
+from flk.user.terminal import printable
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, latest_sample

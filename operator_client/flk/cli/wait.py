@@ -114,7 +114,7 @@ class _Waiting:
     def _conclude(self, client: JobClient, ref: JobRef, waited: Waited | FlkError) -> int | None:
         """Tell how the wait for a job has ended, and return its exit code, or raise the error that has it."""
         from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text
-        from flk.terminal import printable
+        from flk.user.terminal import printable
 
         if isinstance(waited, JobNotFoundError):
             return self._without_job(client, ref, waited)

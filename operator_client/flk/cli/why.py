@@ -11,8 +11,8 @@ import typer
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
 from flk.cli.output import json_text, table, width_of, wrapped
 from flk.errors import UsageError
-from flk.terminal import printable, styled
-from flk.units import short_duration
+from flk.spec.units import short_duration
+from flk.user.terminal import printable, styled
 
 if TYPE_CHECKING:
     from flk.health import Diagnosis

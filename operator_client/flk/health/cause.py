@@ -14,7 +14,7 @@ from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
-from flk.units import short_duration, timestamp
+from flk.spec.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 

@@ -10,13 +10,13 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final
 
-from flk import labels
-from flk.commands import Commands
 from flk.kube import Object, Resource
 from flk.observe.pods import claims_of
+from flk.spec import labels
+from flk.spec.units import parse_quantity
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
-from flk.units import parse_quantity
+from flk.user.commands import Commands
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 # Taints of nodes that report a fault: of NVSentinel, and as its guides name them.

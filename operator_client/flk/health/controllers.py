@@ -12,10 +12,10 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
+from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS, Gang
 from flk.targets.model import Controller, Target, trouble
 from flk.targets.trainjob import RUNTIME
-from flk.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 
 NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything

@@ -14,7 +14,7 @@ from flk.observe.needs import killed_pods
 from flk.observe.observation import What
 from flk.observe.pods import SIGKILLED, one_line
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.spec.units import timestamp
 from flk_runtime.contract.failure import (
     ExitCode,
     Failure,

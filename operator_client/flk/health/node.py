@@ -15,7 +15,7 @@ from flk.observe.needs import suspects
 from flk.observe.observation import involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.spec.units import timestamp
 
 
 def _disrupted(view: JobView, reasons: tuple[str, ...]) -> list[tuple[str, Object]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flk import labels
 from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
@@ -13,8 +12,9 @@ from flk.observe.model import Evidence, PodPhase
 from flk.observe.observation import What
 from flk.observe.pods import conditions
 from flk.observe.view import JobView
+from flk.spec import labels
+from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS
-from flk.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 

@@ -21,8 +21,8 @@ from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved
 from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
+from flk.spec.units import created_at
 from flk.targets.rendezvous import secret_name_of
-from flk.units import created_at
 
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"

@@ -9,7 +9,7 @@ from flk.health.cause import Cause, Found
 from flk.health.node import node_lost
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.view import JobView
-from flk.units import short_duration, timestamp
+from flk.spec.units import short_duration, timestamp
 
 JOIN_DELAY: Final = 20.0  # seconds after the start of the last container in which all launchers should have joined
 _JOINED: Final = re.compile(r"(\d+) of (\d+) pods have joined; waiting for pods? ([\d, …]+)")

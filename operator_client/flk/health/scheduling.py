@@ -46,7 +46,7 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
-from flk.units import created_at
+from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
 
 _ADDS: Final = ("TriggeredScaleUp", "Nominated")  # of cluster-autoscaler and Karpenter

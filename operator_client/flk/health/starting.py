@@ -27,7 +27,7 @@ from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation, pod_spec
-from flk.units import timestamp
+from flk.spec.units import timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 

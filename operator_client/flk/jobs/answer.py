@@ -42,9 +42,9 @@ from flk.observe.progress import split_stamp
 from flk.observe.reader import find_record, view_job
 from flk.observe.redaction import masked, secrets_of
 from flk.observe.view import JobView
+from flk.spec.units import short_duration
 from flk.targets import target_of
-from flk.units import short_duration
-from flk.user_files import state_folder, write_whole
+from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import foreign
 from flk_runtime.contract.log_format import is_record, parse_attempt
 from flk_runtime.contract.secrets import hidden

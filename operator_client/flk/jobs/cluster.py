@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, NoConfigError, UnreachableError
 from flk.health import scheduling
 from flk.health.cluster import Cluster, Pods, Unreadable
@@ -20,6 +19,7 @@ from flk.observe.pool import ReadPool
 from flk.spec import defaults
 from flk.targets import DEFAULT, TARGETS, Target
 from flk.targets.trainjob import RUNTIME
+from flk.user.commands import Commands
 
 _NAMED: Final = {
     resource.plural: resource

@@ -11,7 +11,6 @@ import enum
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from flk import labels
 from flk.errors import FlkError
 from flk.health import cause_of, find, job_failure, with_memory_limit
 from flk.kube import Object
@@ -19,8 +18,9 @@ from flk.observe.model import Finding, PodPhase, PodState
 from flk.observe.pods import CLOCK_SKEW
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
+from flk.spec import labels
+from flk.spec.units import created_at, timestamp
 from flk.targets import target_of
-from flk.units import created_at, timestamp
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Attempt, Goodput, QuarantinedNode, SlowRank

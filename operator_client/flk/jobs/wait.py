@@ -34,7 +34,7 @@ from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
-from flk.units import short_duration
+from flk.spec.units import short_duration
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
 

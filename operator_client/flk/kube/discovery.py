@@ -20,7 +20,7 @@ from flk.kube.connection import cluster_key
 from flk.kube.errors import missing_api
 from flk.kube.kubeconfig import Context
 from flk.kube.resources import Document, Object, RequestTarget, Resource
-from flk.user_files import cache_folder, write_whole
+from flk.user.files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
 KEPT: Final = 60.0  # seconds for which an answer counts

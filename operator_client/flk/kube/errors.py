@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
 
-from flk.commands import Commands
 from flk.errors import (
     ApiError,
     ConflictError,
@@ -24,6 +23,7 @@ from flk.errors import (
 )
 from flk.kube.kubeconfig import Context, config_view
 from flk.kube.resources import RequestTarget, Resource
+from flk.user.commands import Commands
 from flk_runtime.contract import foreign
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import yaml
 
-from flk.commands import Commands, Connection
 from flk.errors import NoConfigError, NoKubeconfigError
+from flk.user.commands import Commands, Connection
 from flk_runtime.contract import foreign
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig

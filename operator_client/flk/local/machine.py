@@ -17,10 +17,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from flk import units
 from flk.errors import UsageError
 from flk.local.places import checkpoint_place, made, packages_folder
 from flk.manifest.environment import environment
+from flk.spec import units
 from flk.spec.job import Job
 from flk.spec.parts import HUB_MODULE
 from flk_runtime import contract

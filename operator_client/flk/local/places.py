@@ -18,7 +18,7 @@ from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.manifest.files import requirement_files
 from flk.spec.job import Job
-from flk.user_files import cache_folder
+from flk.user.files import cache_folder
 from flk_runtime.contract import pod_env, user_env
 
 STATE_FOLDER: Final = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>

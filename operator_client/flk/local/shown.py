@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from flk.errors import JobFailedError
-from flk.units import short_duration
+from flk.spec.units import short_duration
 from flk_runtime.contract import log_format
 from flk_runtime.contract.log_format import TOTAL_NAMES, MetricsLine, is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import JobRecord

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import yaml
 
-from flk import labels
 from flk.errors import UsageError
+from flk.spec import labels
 from flk.spec.file import mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob

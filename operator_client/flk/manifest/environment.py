@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, Final
 
-from flk import labels
+from flk.spec import labels
 from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows

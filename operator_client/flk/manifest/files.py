@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 
 from flk.errors import UsageError
 from flk.manifest.git import IGNORE_FILE, ask_git, excluded
-from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
+from flk.manifest.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
-from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.environment import (
@@ -15,6 +14,7 @@ from flk.manifest.environment import (
     rendezvous_port,
     secret_variables,
 )
+from flk.spec import labels
 from flk.spec.fields import PULL_POLICIES
 from flk.spec.hardware import fabrics, gpu_terms
 from flk.spec.job import Job

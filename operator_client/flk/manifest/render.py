@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import yaml
 
-from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.pod import pod_template
+from flk.spec import labels
 from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.parts import PodSettings

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from flk.user_files import cache_folder, write_whole
+from flk.user.files import cache_folder, write_whole
 from flk_runtime import contract
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 

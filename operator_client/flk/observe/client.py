@@ -11,17 +11,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flk import labels, targets
-from flk.commands import Commands
+from flk import targets
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
 from flk.observe.pods import training_container
 from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
+from flk.spec import labels
 from flk.spec.names import object_name
+from flk.spec.units import created_at, short_duration
 from flk.targets import TARGETS
 from flk.targets.model import Controller
-from flk.units import created_at, short_duration
+from flk.user.commands import Commands
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed

@@ -18,9 +18,9 @@ from flk.observe.pods import SIGKILLED, claims_of
 from flk.observe.progress import read_progress
 from flk.observe.source import Reply
 from flk.observe.view import WAITS, JobView
+from flk.spec.units import created_at, timestamp
 from flk.targets import target_of
 from flk.targets.gang import gang_of
-from flk.units import created_at, timestamp
 from flk_runtime.contract import log_format
 from flk_runtime.contract.failure import Failure, Kind
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from flk.kube import Object
 from flk.observe.progress import Progress
-from flk.units import timestamp
+from flk.spec.units import timestamp
 from flk_runtime.contract.record import ArchivedRecord, JobRecord
 
 LOG_LINES: Final = 40  # last lines of a log that are searched for a cause

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
+from flk.spec.units import timestamp
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
-from flk.units import timestamp
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.record import JobRecord
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flk.units import timestamp
+from flk.spec.units import timestamp
 from flk_runtime.contract import log_format
 from flk_runtime.contract.log_format import MetricsLine
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid, thinned

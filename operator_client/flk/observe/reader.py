@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, container_of
@@ -18,6 +17,7 @@ from flk.observe.observation import Need, Observation, What, unnamed_pod
 from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, WORKLOADS
 from flk.observe.source import Reply, Source
 from flk.observe.view import JobView
+from flk.spec import labels
 from flk.targets import Target
 from flk.targets.gang import gang_of
 from flk_runtime.contract.record import ArchivedRecord

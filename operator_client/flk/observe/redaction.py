@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from flk import labels
 from flk.kube import Object
+from flk.spec import labels
 from flk_runtime.contract import foreign
 from flk_runtime.contract.pod_env import ON_RESTART, SETUP
 from flk_runtime.contract.secrets import (

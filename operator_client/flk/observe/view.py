@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from flk import labels
-from flk.commands import Commands
 from flk.errors import UnreadableError
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
@@ -29,8 +27,10 @@ from flk.observe.pods import (
     outside_end,
     was_killed_by_memory_limit,
 )
+from flk.spec import labels
+from flk.spec.units import created_at, timestamp
 from flk.targets import DEFAULT, MOST_PODS, WORKER, Target, target_of
-from flk.units import created_at, timestamp
+from flk.user.commands import Commands
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES

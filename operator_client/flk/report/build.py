@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import yaml
 
-from flk import labels
 from flk.errors import FlkError, JobDeletedError, JobNotFoundError
 from flk.health import cause_of, diagnose, page
 from flk.jobs.answer import look
@@ -25,7 +24,8 @@ from flk.observe.reader import view_job
 from flk.observe.redaction import kept_job, masked, secrets_of
 from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
-from flk.terminal import one_line, printable
+from flk.spec import labels
+from flk.user.terminal import one_line, printable
 from flk_runtime.contract import VERSION, foreign
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.telemetry import Telemetry

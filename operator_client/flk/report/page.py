@@ -18,8 +18,8 @@ import jinja2
 from flk.jobs.state import Phase
 from flk.report.charts import Chart, charts_of
 from flk.report.model import Report
-from flk.units import number_text, short_duration
-from flk.user_files import cache_folder, write_whole
+from flk.spec.units import number_text, short_duration
+from flk.user.files import cache_folder, write_whole
 from flk_runtime.contract.quantities import plural, size_text
 from flk_runtime.contract.record import TIME_CAUSES
 from flk_runtime.contract.telemetry import Telemetry, latest_sample

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from flk import labels
-from flk.spec import file
+from flk.spec import file, labels
 from flk.spec.fields import (
     FabricName,
     Image,

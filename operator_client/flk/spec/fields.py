@@ -24,8 +24,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from flk import units
-from flk.spec import mounts, names
+from flk.spec import mounts, names, units
 from flk.spec.hardware import fabrics, gpu_types
 from flk.spec.validation import usage_error
 from flk_runtime.contract import quantities

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Final
 
-from flk import labels
+from flk.spec import labels
 from flk_runtime.contract import user_env
 from flk_runtime.contract.quantities import plural
 

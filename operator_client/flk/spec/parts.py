@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from flk import units
+from flk.spec import units
 from flk.spec.fields import (
     Cpu,
     ExtendedResource,

@@ -46,7 +46,7 @@ from flk.spec.hardware import fabrics
 from flk.spec.names import DEFAULT_IMAGE, DEFAULT_TARGET, NO_GANG, TARGETS
 from flk.spec.options import Form, Option
 from flk.spec.parts import DiLoCo, Nodes, PodSettings, Resources
-from flk.units import duration_text
+from flk.spec.units import duration_text
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import STRATEGIES
 

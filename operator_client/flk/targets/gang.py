@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from flk import labels
 from flk.errors import UsageError
+from flk.spec import labels
 from flk.spec.names import NO_GANG, split_topology
 from flk.targets.model import MOST_PODS, Object
 from flk_runtime.contract import foreign

@@ -10,8 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flk import labels
-from flk.spec import names
+from flk.spec import labels, names
 from flk.targets.model import (
     EXIT_CODE,
     REPLACED,

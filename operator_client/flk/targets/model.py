@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from flk import labels
 from flk.errors import UnreadableError
+from flk.spec import labels
 from flk_runtime.contract import foreign, pod_env, pod_layout
 
 if TYPE_CHECKING:

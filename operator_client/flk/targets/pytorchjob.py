@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from flk import labels
-from flk.spec import names
+from flk.spec import labels, names
 from flk.targets.model import (
     EXIT_CODE,
     MOST_PROCESSES,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flk import labels
+from flk.spec import labels
 from flk.targets import target_of
 from flk.targets.model import Object
 from flk_runtime.contract import pod_env

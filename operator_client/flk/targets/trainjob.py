@@ -10,11 +10,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flk import labels
 from flk.errors import UsageError
+from flk.spec import labels
+from flk.spec.units import created_at, timestamp
 from flk.targets.indexed import JOBSET_CONTROLLER, IndexedTarget, named
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Controller, Object, Parts, Replicas, count, is_controlled
-from flk.units import created_at, timestamp
 from flk_runtime.contract import VERSION, pod_layout
 
 RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime

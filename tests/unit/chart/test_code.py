@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from flk import labels
 from flk.manifest import Bundle, render, runtime_archive, to_yaml
+from flk.spec import labels
 from flk.spec.job import validated
 from flk_runtime.contract import pod_layout
 from tests.support.chart import CHART, JOB, ROOT, Rendered, template

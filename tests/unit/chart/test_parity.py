@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flk import labels
 from flk.manifest import Bundle, render, to_yaml
 from flk.spec import defaults as namespace_defaults
+from flk.spec import labels
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS
 from flk_runtime.contract import pod_layout

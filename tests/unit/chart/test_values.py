@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from flk import labels
 from flk.spec import defaults as namespace_defaults
+from flk.spec import labels
 from flk.targets import TARGETS
 from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env

@@ -12,7 +12,7 @@ import pytest
 
 import flk
 from flk.errors import FlkError
-from flk.labels import RECORDS
+from flk.spec.labels import RECORDS
 from flk_runtime.contract.record import ArchivedRecord
 from tests.support.jobs import NOW, record
 

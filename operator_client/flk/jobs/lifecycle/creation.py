@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, MissingApiError
 from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import change_job, merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age
 from flk.observe.resources import WORKLOADS, owned_resource, resource_of
+from flk.spec import labels
 from flk.targets import target_of
 from flk.targets.rendezvous import needs_secret, require_secret
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.suspension import watch_pods_end
 from flk.jobs.listing import in_parallel, list_states
 from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
+from flk.spec import labels
 from flk.targets import TARGETS, target_of
 
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
@@ -32,11 +31,12 @@ from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import view_job
 from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES
+from flk.spec import labels
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
 from flk.targets.rendezvous import environments, name_secret
-from flk.user_files import state_folder, write_whole
+from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import pod_env
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from flk import labels
 from flk.errors import FlkError, JobDeletedError, JobNotFoundError, UsageError, WaitTimeoutError
 from flk.jobs.listing import in_parallel
 from flk.jobs.state import derive
@@ -26,6 +25,7 @@ from flk.observe.pool import ReadPool
 from flk.observe.reader import view_job
 from flk.observe.resources import resource_of
 from flk.observe.view import JobView
+from flk.spec import labels
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 from flk_runtime.contract.quantities import plural

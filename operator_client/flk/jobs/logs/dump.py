@@ -18,8 +18,8 @@ from flk.observe.pool import ReadPool
 from flk.observe.progress import split_stamp
 from flk.observe.reader import Reader, view_of
 from flk.observe.view import JobView
+from flk.spec.units import timestamp
 from flk.targets import DEFAULT, TARGETS
-from flk.units import timestamp
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded

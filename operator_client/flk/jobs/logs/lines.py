@@ -17,7 +17,7 @@ from flk.observe.progress import STAMP
 from flk.observe.reader import given_pod
 from flk.observe.view import JobView
 from flk.targets import Target
-from flk.terminal import printable
+from flk.user.terminal import printable
 from flk_runtime.contract import log_format
 from flk_runtime.contract.quantities import format_ranges, plural
 

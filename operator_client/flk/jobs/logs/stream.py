@@ -31,7 +31,7 @@ from flk.observe.pods import CLOCK_SKEW, has_log
 from flk.observe.reader import Reader
 from flk.observe.redaction import secrets_of
 from flk.observe.view import JobView
-from flk.units import short_duration, timestamp
+from flk.spec.units import short_duration, timestamp
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import JobRecord

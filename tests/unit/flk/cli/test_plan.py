@@ -12,7 +12,7 @@ import pytest
 
 from flk.cli.plan import _text
 from flk.local.places import packages_folder
-from flk.planning import Plan, Row, _installed
+from flk.planning.plan import Plan, Row, _installed
 from flk.spec.job import Job
 from tests.support.requirements import with_torch
 

@@ -10,13 +10,13 @@ import pytest
 
 from flk.__main__ import main
 from flk.cli.why import text
-from flk.commands import Commands, Connection
 from flk.health import CAUSES, cause_of, diagnose, find, page
 from flk.jobs.state import Phase, derive
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.targets import TARGETS, Target
+from flk.user.commands import Commands, Connection
 from flk_runtime.contract.failure import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from flk.cli.doctor import with_remedies
-from flk.commands import Commands, Connection
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_selected
 from flk.health.controllers import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
@@ -19,6 +18,7 @@ from flk.observe.resources import POD_GROUPS, RESOURCES
 from flk.spec.hardware import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
+from flk.user.commands import Commands, Connection
 from tests.support.api_server import JOBS
 from tests.support.chart import template
 from tests.support.commands import Run

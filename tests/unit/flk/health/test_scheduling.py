@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from flk.commands import Commands
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
+from flk.user.commands import Commands
 from tests.support.jobs import MADE, NOW, JobBuilder
 
 SELECTOR = "3 node(s) didn't match Pod's node affinity/selector"

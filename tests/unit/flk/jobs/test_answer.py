@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from flk import labels
 from flk.__main__ import main
 from flk.jobs import answer
 from flk.jobs.answer import Answer, answer_of, keep, last_answer
@@ -21,6 +20,7 @@ from flk.jobs.state import Phase
 from flk.observe.client import JobClient
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
+from flk.spec import labels
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded

@@ -10,12 +10,12 @@ from flk import Job
 from flk.errors import ApiError, UsageError
 from flk.jobs.logs.lines import LineFilter, LogOptions
 from flk.jobs.state import Phase, derive
-from flk.labels import QUEUE
 from flk.manifest import render
 from flk.manifest.bundle import Bundle
 from flk.observe.client import JobClient
 from flk.observe.reader import pod_of_rank
 from flk.spec.job import validated
+from flk.spec.labels import QUEUE
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord

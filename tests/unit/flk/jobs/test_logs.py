@@ -24,7 +24,7 @@ from flk.jobs.logs.reader import AT_ONCE, PodLog, PodReader
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
-from flk.terminal import printable
+from flk.user.terminal import printable
 from flk_runtime.contract.log_format import RECORD_MARKER, TELEMETRY_MARKER
 from tests.support.api_server import JOBS, PODS
 from tests.support.jobs import NOW, JobBuilder, record

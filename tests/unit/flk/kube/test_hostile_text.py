@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from flk.kube import ConnectionOptions, set_connection_options
-from flk.terminal import one_line, printable
+from flk.user.terminal import one_line, printable
 from tests.support.api_server import TOKEN
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder

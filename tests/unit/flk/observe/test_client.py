@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flk import labels
 from flk.errors import JobNotFoundError
 from flk.kube.discovery import KEPT
 from flk.observe.client import JobClient
+from flk.spec import labels
 from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode
 from tests.support.api_server import BATCH, JOBS

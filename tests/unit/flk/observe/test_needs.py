@@ -18,7 +18,7 @@ from flk.observe.progress import Progress
 from flk.observe.reader import view_job
 from flk.observe.source import Reply
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.spec.units import timestamp
 from flk_runtime.contract.log_format import RECORD_MARKER
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flk import labels
 from flk.errors import JobNotFoundError
 from flk.health import diagnose
 from flk.jobs.state import derive
@@ -19,6 +18,7 @@ from flk.observe.view import JobView
 from flk.report.build import MOMENTS, PODS, build, collect
 from flk.report.model import Excerpt, Report
 from flk.report.page import page_of
+from flk.spec import labels
 from flk_runtime.contract.record import ArchivedRecord
 from tests.support.jobs import NOW, JobBuilder
 from tests.support.reports import job, record, telemetry

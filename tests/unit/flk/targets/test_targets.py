@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from flk import labels
 from flk.errors import UsageError
 from flk.health import find
 from flk.jobs.state import Phase, derive
@@ -19,6 +18,7 @@ from flk.manifest import make_bundle, render
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
+from flk.spec import labels
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.indexed import job_spec

@@ -12,11 +12,11 @@ from flk.errors import ApiError, ConflictError, MissingApiError
 from flk.jobs.lifecycle.creation import create_job, dry_run, objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
 from flk.manifest import Bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import RESOURCES
 from flk.spec.job import validated
+from flk.spec.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
 from flk.targets.rendezvous import environments
 from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
 from tests.support.jobs import MADE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flk.labels import INCOMPLETE, QUEUE, STARTED
+from flk.spec.labels import INCOMPLETE, QUEUE, STARTED
 from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flk import labels
 from flk.jobs.answer import look
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient
+from flk.spec import labels
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus

@@ -11,8 +11,8 @@ import pytest
 from flk.errors import UsageError
 from flk.manifest.environment import warnings
 from flk.manifest.files import select_files
+from flk.manifest.secret_names import file_names_secret
 from flk.observe.redaction import kept_job
-from flk.secret_names import file_names_secret
 from flk.spec.job import validated
 from flk_runtime.contract.secrets import names_secret
 

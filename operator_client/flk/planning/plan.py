@@ -16,7 +16,7 @@ from flk.errors import FlkError, UsageError
 from flk.local.machine import interpreter
 from flk.local.places import packages_folder
 from flk.spec.job import Job
-from flk.terminal import printable_lines
+from flk.user.terminal import printable_lines
 
 
 @dataclass(frozen=True)

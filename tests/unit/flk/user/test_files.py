@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk.user_files import cache_folder, state_folder, write_whole
+from flk.user.files import cache_folder, state_folder, write_whole
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk.user_files import state_folder, write_whole
+from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 

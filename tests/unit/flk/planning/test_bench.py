@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from flk.bench import BenchResult, bench_job, kept_results, measured
 from flk.errors import UsageError
+from flk.planning.bench import BenchResult, bench_job, kept_results, measured
 from flk.spec.job import Job
 from flk_plan.bench import script
 from flk_plan.bench.__main__ import joined

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk import units
+from flk.spec import units
 from flk_runtime.contract import quantities
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flk.commands import Commands, Connection
 from flk.health import find
 from flk.jobs.cluster import read_cluster
 from flk.kube import ConnectionOptions, set_connection_options
 from flk.observe.client import JobClient, JobRef
 from flk.observe.view import JobView
+from flk.user.commands import Commands, Connection
 from flk_runtime.contract.failure import Kind
 from tests.support.jobs import JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
