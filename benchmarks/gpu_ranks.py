@@ -35,7 +35,7 @@ import flk_runtime as flk
 import launch
 import measure
 from flk_runtime.metrics import mfu
-from flk_runtime.run.run import Run
+from flk_runtime.training.run import Run
 from gpu_models import MODELS, Block, Transformer, make, tokens_of
 
 WARM_UP = 12  # steps that are not counted: they compile and allocate, and at the first line flk counts FLOPs

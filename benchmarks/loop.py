@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import flk_runtime
 import launch
 import measure
-from flk_runtime.run.run import Run
+from flk_runtime.training.run import Run
 
 GOAL, LOADER_GOAL = measure.at_least(0.98), measure.at_least(0.9)
 WIDTH, BATCH, STEPS = 64, 32, 100  # of a round: STEPS batches of shape (BATCH, WIDTH) on each rank

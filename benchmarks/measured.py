@@ -17,7 +17,7 @@ CHANGED: Final = "The code that it measures has changed since."
 UNKNOWN: Final = "The code that it measures is in no commit of this history."
 
 _LAUNCHER: Final = ("runtime/flk_runtime/launcher", "runtime/flk_runtime/wire")
-_RUN: Final = ("runtime/flk_runtime/run", "runtime/flk_runtime/metrics", "runtime/flk_runtime/distributed")
+_RUN: Final = ("runtime/flk_runtime/training", "runtime/flk_runtime/metrics", "runtime/flk_runtime/distributed")
 _CHECKPOINT: Final = (
     "runtime/flk_runtime/checkpoint",
     "runtime/flk_runtime/distributed",
@@ -53,7 +53,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "streams": ("runtime/flk_runtime/data",),
     "curves": (*_RUN, "runtime/flk_sinks"),
     "telemetry": (*_RUN, "runtime/flk_sinks", "runtime/flk_runtime/launcher/telemetry"),
-    "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/run/script.py"),
+    "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/training/script.py"),
     "memory": (*_TRAINING, "examples/gpt"),
     "parallel": (*_RUN, *_CHECKPOINT, "runtime/flk_runtime/parallel"),
     "plan": (
@@ -64,7 +64,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
         "runtime/flk_plan/bench",
         "runtime/flk_plan",
     ),
-    "scale": ("runtime/flk_runtime/distributed", "runtime/flk_runtime/parallel", "runtime/flk_runtime/run"),
+    "scale": ("runtime/flk_runtime/distributed", "runtime/flk_runtime/parallel", "runtime/flk_runtime/training"),
     "submit": (*_SUBMIT, *_LAUNCHER),
     "large_jobs": _WATCH,
     "many_jobs": _WATCH,

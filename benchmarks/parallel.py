@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flk_runtime
 import launch
 import measure
-from flk_runtime.run.run import Run
+from flk_runtime.training.run import Run
 
 GOAL = measure.at_least(0.98)
 WARM_UP, OF_CHECKS = 3, 20  # steps that are not counted; of the host's time, in the first of which flk compares tensors

@@ -3,8 +3,8 @@
 `worker.OuterLoop` is a worker's side: it sends outer gradients of the model that an inner strategy trains and applies
 their averages. `server.Hub` connects the workers: a program beside the first pod's ranks that averages their outer
 gradients and lets workers join and leave; nothing else imports it. `DiLoCo` holds the options, and `Membership` says
-which worker this is, by the environment. `strategy` is what a run calls (`flk_runtime.run.extensions`). The package
-imports parallel, distributed and below of the core.
+which worker this is, by the environment. `strategy` is what a run calls (`flk_runtime.training.extensions`). The
+package imports parallel, distributed and below of the core.
 """
 
 from flk_diloco.options import DiLoCo, Membership

@@ -12,7 +12,7 @@ from flk_runtime.parallel import ParallelModel
 
 
 class DiLoCoStrategy:
-    """A `flk_runtime.run.extensions.Outer`."""
+    """A `flk_runtime.training.extensions.Outer`."""
 
     name: Final = DILOCO
 

@@ -20,11 +20,11 @@ from flk_hosts.loaders import make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
-from flk_runtime.run.adopt import adopt_training
-from flk_runtime.run.elastic import refuse_elastic
-from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
+from flk_runtime.training.adopt import adopt_training
+from flk_runtime.training.elastic import refuse_elastic
+from flk_runtime.training.loop import Loop
 
 _OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step
 _WEIGHT: Final = "flk.weight:"  # begins what stands in checkpoints in the place of a tensor of the model

@@ -26,10 +26,10 @@ from flk_hosts.accelerate import PreparedLoader, is_placeable
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run.adopt import adopt_training
-from flk_runtime.run.elastic import refuse_elastic
-from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
+from flk_runtime.training.adopt import adopt_training
+from flk_runtime.training.elastic import refuse_elastic
+from flk_runtime.training.loop import Loop
 
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
 # What a Trainer adds up between two lines of its log, in attributes of its own.

@@ -37,8 +37,8 @@ from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.computation import recompute_activations
 from flk_runtime.parallel.initialize import check_init, meta_names
-from flk_runtime.run.process import current
 from flk_runtime.system import pytree, trial
+from flk_runtime.training.process import current
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _EVALUATIONS = 1000  # calls without gradients before the first step: a loop may wait for ever for a value of the model

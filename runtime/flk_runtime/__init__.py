@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
-    from flk_runtime.run.adopt import adopt
-    from flk_runtime.run.init import init
-    from flk_runtime.run.loop import Loop
-    from flk_runtime.run.run import Run
-    from flk_runtime.run.script import must_stop, restore, save
     from flk_runtime.shared.progress import heartbeat
+    from flk_runtime.training.adopt import adopt
+    from flk_runtime.training.init import init
+    from flk_runtime.training.loop import Loop
+    from flk_runtime.training.run import Run
+    from flk_runtime.training.script import must_stop, restore, save
 
 _MODULES = {
     "CheckpointError": "errors",

@@ -44,8 +44,8 @@ def main() -> int:
         rank_info = discover()
         rank = rank_info.rank
         from flk_runtime.distributed import process_group
-        from flk_runtime.run.group import open_group, rank_report
-        from flk_runtime.run.options import RunOptions
+        from flk_runtime.training.group import open_group, rank_report
+        from flk_runtime.training.options import RunOptions
 
         options = RunOptions.read(rank_info, {}, defer_error=True)
         options = dataclasses.replace(options, preflight=options.preflight or user_env.PREFLIGHT_TIMEOUT.default)

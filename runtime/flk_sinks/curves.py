@@ -17,10 +17,10 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
 from flk_runtime.preflight import report
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import has_failed
-from flk_runtime.run.extensions import BeginRecording
-from flk_runtime.run.lines import Line
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.ending import has_failed
+from flk_runtime.training.extensions import BeginRecording
+from flk_runtime.training.step.lines import Line
 from flk_sinks.choice import chosen_sinks
 from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
 from flk_sinks.writer import Writer, close

@@ -24,10 +24,10 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, VerificationError, setting
-from flk_runtime.run.options import TIMEOUT
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
+from flk_runtime.training.options import TIMEOUT
 
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 10.0  # seconds in which processes end by themselves after another one has failed

@@ -24,8 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.distributed import comm_device, parameters_in, process_group
-from flk_runtime.run.batches import Batches
 from flk_runtime.system import pytree
+from flk_runtime.training.step.batches import Batches
 from flk_verify.random_numbers import SameNumbers
 
 _WRAPPERS: Final = re.compile(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")

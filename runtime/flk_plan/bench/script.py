@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.run.process import current
-from flk_runtime.run.run import Run
 from flk_runtime.system import trial
+from flk_runtime.training.process import current
+from flk_runtime.training.run import Run
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
 _LAUNCHES = 3  # steps on a GPU whose launch is measured, each of which begins when the one before is over

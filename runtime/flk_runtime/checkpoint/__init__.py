@@ -2,8 +2,8 @@
 
 `CheckpointManager` knows the content of a checkpoint and when it is restored. `save` makes a checkpoint, `storage`
 keeps it, `load` reads it, and `gather` does so from the memory of the pods. `Stateful` and `DistributedStateful` are
-the protocols of objects that can be saved. `flk_runtime.run` and `flk_runtime.parallel` import this package. It imports
-torch, the loaders and the process group, and no module that parallelizes a model. Modules that need
+the protocols of objects that can be saved. `flk_runtime.training` and `flk_runtime.parallel` import this package. It
+imports torch, the loaders and the process group, and no module that parallelizes a model. Modules that need
 torch.distributed.checkpoint, which takes long to import, are imported when a run has checkpoints.
 """
 

@@ -7,9 +7,9 @@ The words of this package:
 - *Shards* are the parts of a parameter that ranks of a *shard group* hold; *replicas* are ranks that hold the same.
 - *Loose buffers* are those that no one sends to the ranks, and *tied* ones those that rank 0 sends.
 
-`parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which `flk_runtime.run`
-trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`
-imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the torch modules behind
+`parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which
+`flk_runtime.training` trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and
+distributed; only `training` imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the torch modules behind
 them take long to import.
 """
 

@@ -19,13 +19,13 @@ from flk_plan.plan import make_plan
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions
-from flk_runtime.run.process import current
+from flk_runtime.training.process import current
 
 BEGIN = """
 import contextlib, torch
 from torch import nn
 from flk_runtime.parallel import ParallelOptions
-from flk_runtime.run.process import current
+from flk_runtime.training.process import current
 
 def block():
     return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.data import LoaderOptions
 from flk_runtime.distributed import process_group
-from flk_runtime.run.batches import Batches
+from flk_runtime.training.step.batches import Batches
 from flk_verify import watch
 from flk_verify.watch import Step, Watch
 

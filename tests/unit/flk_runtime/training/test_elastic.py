@@ -10,7 +10,7 @@ from flk_runtime import per_rank
 from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import SetupError
-from flk_runtime.run.elastic import numbers_of_ranks, refuse_per_rank
+from flk_runtime.training.elastic import numbers_of_ranks, refuse_per_rank
 
 
 def pods(least: int, most: int, **more: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.contract.failure import ExitCode
-from flk_runtime.run.process import Training, current
 from flk_runtime.shared import failure_report
+from flk_runtime.training.process import Training, current
 
 _NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from flk_runtime.data import StepShare, parts_of
 from flk_runtime.errors import SetupError
-from flk_runtime.run.batches import Batches
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.models import Models
-from flk_runtime.run.weighted_mean import WeightedMean, backward
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.models import Models
+from flk_runtime.training.step.batches import Batches
+from flk_runtime.training.step.weighted_mean import WeightedMean, backward
 
 
 @dataclass

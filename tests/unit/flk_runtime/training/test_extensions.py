@@ -8,8 +8,8 @@ import torch
 from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
-from flk_runtime.run import extensions
-from flk_runtime.run.process import current
+from flk_runtime.training import extensions
+from flk_runtime.training.process import current
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ import torch
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.errors import SetupError
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.extensions import OuterLoop
-from flk_runtime.run.lines import Metrics
-from flk_runtime.run.process import current
-from flk_runtime.run.saves import Saves
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.extensions import OuterLoop
+from flk_runtime.training.process import current
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.lines import Metrics
 
 
 class Steps:

@@ -21,10 +21,10 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.preflight import RankReport, exchange_reports, report, warning
 from flk_runtime.preflight.bootstrap import connect_store
-from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import device as devices
+from flk_runtime.training.options import RunOptions
 
 _ERROR_TIMEOUT: Final = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
 

@@ -10,12 +10,12 @@ import torch
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import extensions
-from flk_runtime.run.group import entered
-from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
-from flk_runtime.run.process import current
-from flk_runtime.run.run import Run
 from flk_runtime.system import rng
+from flk_runtime.training import extensions
+from flk_runtime.training.group import entered
+from flk_runtime.training.options import LOG_EVERY, TIMEOUT, RunOptions
+from flk_runtime.training.process import current
+from flk_runtime.training.run import Run
 
 
 def init(

@@ -14,10 +14,10 @@ from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.process import current
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.process import current
 
 
 class Saves:

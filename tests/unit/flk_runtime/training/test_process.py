@@ -11,8 +11,8 @@ import torch
 
 from flk_runtime.checkpoint import OptimizerState
 from flk_runtime.errors import SetupError
-from flk_runtime.run import adopt, init, script
-from flk_runtime.run.process import Process
+from flk_runtime.training import adopt, init, script
+from flk_runtime.training.process import Process
 
 
 def begin(process: Process, name: str | None) -> tuple[str | None, bool]:

@@ -20,8 +20,8 @@ from flk_runtime.contract.options import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import ParallelModel
-from flk_runtime.run.process import current
 from flk_runtime.system import trial
+from flk_runtime.training.process import current
 
 _CHOOSER: Final = "flk_plan.automatic"
 _OUTER: Final = "flk_diloco.strategy"

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import extensions
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.group import entered
-from flk_runtime.run.loop import Loop
-from flk_runtime.run.options import LOG_EVERY
-from flk_runtime.run.process import current
 from flk_runtime.system import rng
+from flk_runtime.training import extensions
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.group import entered
+from flk_runtime.training.loop import Loop
+from flk_runtime.training.options import LOG_EVERY
+from flk_runtime.training.process import current
 
 _STRATEGY: Final = "none"  # the script parallelizes its model itself
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime.run.first_pass import at_first_pass, set_random_states_at_first_pass
+from flk_runtime.training.step.first_pass import at_first_pass, set_random_states_at_first_pass
 
 ONE = torch.ones(1, 1)
 

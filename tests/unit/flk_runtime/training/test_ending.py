@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = """
 import errno, multiprocessing, os, sys
-from flk_runtime.run import ending
+from flk_runtime.training import ending
 
 class Manager:
     def __init__(self, name, error=None):

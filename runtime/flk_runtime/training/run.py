@@ -16,15 +16,15 @@ from flk_runtime.checkpoint import Stateful
 from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions
 from flk_runtime.discovery import RankInfo
 from flk_runtime.parallel import ParallelArgs, ParallelOptions
-from flk_runtime.run.backward import Backward
-from flk_runtime.run.batches import Batches
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.lines import Metrics
-from flk_runtime.run.models import Models
-from flk_runtime.run.options import RunOptions
-from flk_runtime.run.saves import Saves
-from flk_runtime.run.steps import Steps
-from flk_runtime.run.training import Training
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.models import Models
+from flk_runtime.training.options import RunOptions
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.backward import Backward
+from flk_runtime.training.step.batches import Batches
+from flk_runtime.training.step.lines import Metrics
+from flk_runtime.training.step.steps import Steps
+from flk_runtime.training.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

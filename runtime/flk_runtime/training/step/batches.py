@@ -29,11 +29,11 @@ from flk_runtime.data import (
 from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.preflight.bootstrap import compare_options, compares
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.lines import Metrics
-from flk_runtime.run.saves import Saves
-from flk_runtime.run.steps import Steps
 from flk_runtime.system.bits import is_compared
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.lines import Metrics
+from flk_runtime.training.step.steps import Steps
 
 T = TypeVar("T")
 _LOOP: Final = "loop over its epochs(n) or steps(n)"

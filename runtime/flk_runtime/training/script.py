@@ -20,14 +20,14 @@ from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run.elastic import refuse_per_rank
-from flk_runtime.run.ending import complete_at_the_end, forget
-from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.run.options import count, interval, place_of
-from flk_runtime.run.process import Place, current
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
+from flk_runtime.training.elastic import refuse_per_rank
+from flk_runtime.training.ending import complete_at_the_end, forget
+from flk_runtime.training.options import count, interval, place_of
+from flk_runtime.training.process import Place, current
+from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _DRAWN = "flk: " + DRAWN.format(call="flk.restore", advice="split the data before it, and pass it random_now=True")

@@ -16,15 +16,15 @@ from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight.bootstrap import compare_options
-from flk_runtime.run.batches import Batches
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.elastic import refuse_per_rank
-from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.run.lines import Metrics
-from flk_runtime.run.saves import Saves
-from flk_runtime.run.steps import Steps
-from flk_runtime.run.training import Training
 from flk_runtime.shared.progress import Phase
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.elastic import refuse_per_rank
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.batches import Batches
+from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
+from flk_runtime.training.step.lines import Metrics
+from flk_runtime.training.step.steps import Steps
+from flk_runtime.training.training import Training
 
 
 class Loop(Training):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.run.weighted_mean import WeightedMean
+from flk_runtime.training.step.weighted_mean import WeightedMean
 
 
 def gradient_of(weights: Sequence[float], parameter: nn.Parameter) -> torch.Tensor | None:

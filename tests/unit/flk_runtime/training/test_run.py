@@ -14,13 +14,13 @@ from torch import nn
 from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
-from flk_runtime.run.batches import Batches
-from flk_runtime.run.lines import Lines
-from flk_runtime.run.models import Models
-from flk_runtime.run.run import Run
-from flk_runtime.run.saves import Saves
-from flk_runtime.run.steps import Steps
 from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.training.models import Models
+from flk_runtime.training.run import Run
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.batches import Batches
+from flk_runtime.training.step.lines import Lines
+from flk_runtime.training.step.steps import Steps
 
 
 def test_a_step_takes_the_loss_and_no_optimizer() -> None:

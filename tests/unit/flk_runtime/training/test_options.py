@@ -9,8 +9,8 @@ import pytest
 
 from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
-from flk_runtime.run.options import TIMEOUT, RunOptions
 from flk_runtime.system.torch_version import check_torch
+from flk_runtime.training.options import TIMEOUT, RunOptions
 
 
 def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any) -> RunOptions:

@@ -11,11 +11,11 @@ from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import complete_at_the_end, end_write, ends_without_failure, forget
-from flk_runtime.run.saves import Saves
-from flk_runtime.run.steps import Steps
 from flk_runtime.system import rng
+from flk_runtime.training.context import RunContext
+from flk_runtime.training.ending import complete_at_the_end, end_write, ends_without_failure, forget
+from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.steps import Steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self

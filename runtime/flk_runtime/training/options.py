@@ -15,10 +15,10 @@ from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import choose_strategy
-from flk_runtime.run import extensions
 from flk_runtime.system import device as devices
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
+from flk_runtime.training import extensions
 
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
