@@ -9,8 +9,8 @@ The words of this package:
 
 `parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which
 `flk_runtime.training` trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and
-distributed; only `training` imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the torch modules behind
-them take long to import.
+distributed; only `training` imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because
+the torch modules behind them take long to import.
 """
 
 from flk_runtime.parallel.blocks import Blocks, find_blocks
