@@ -9,7 +9,7 @@ The words of this package:
 
 `parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which
 `flk_runtime.training` trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and
-distributed; only `training` imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because
+distributed; only `training` imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, as
 the torch modules behind them take long to import.
 """
 
