@@ -20,8 +20,13 @@ class Held:
     place = "memory"
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.saved_tensors = {chunk.name: chunk.tensor.clone() for chunk in chunks}
-        self._paths = {chunk.name: chunk.path for chunk in chunks}
+        self.saved_tensors: dict[str, torch.Tensor] = {}
+        self._paths: dict[str, Path] = {}
+        self.add(chunks)
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        self.saved_tensors |= {chunk.name: chunk.tensor.clone() for chunk in chunks}
+        self._paths |= {chunk.name: chunk.path for chunk in chunks}
 
     def names(self, prefix: Path = ()) -> Iterator[tuple[str, Path]]:
         return ((name, path) for name, path in self._paths.items() if path[: len(prefix)] == prefix)

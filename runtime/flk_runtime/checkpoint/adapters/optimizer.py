@@ -16,7 +16,7 @@ same order, since schedulers know them by their numbers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -33,7 +33,7 @@ from flk_runtime.checkpoint.state import (
     has_tensors,
 )
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
-from flk_runtime.checkpoint.values import Path
+from flk_runtime.checkpoint.values import Path, name_of
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import map_leaves
@@ -137,7 +137,11 @@ class OptimizerState(DistributedStateful):
             },
             "param_groups": self._loaded,
         }
-        load_as_saved(self.optimizer, state, list(parameters.values()))
+        saved_as = _parameter_dtypes(saved)
+        changed = {
+            indices[own] for own, each in parameters.items() if each.dtype not in saved_as.get(own, {each.dtype})
+        }
+        load_as_saved(self.optimizer, state, list(parameters.values()), cast=changed)
 
     def _saved_groups(self, plain: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The saved groups with the numbers of parameters, in the order of the optimizer's own."""
@@ -273,11 +277,24 @@ def _on_device_of(parameters: Iterable[nn.Parameter], values: Any) -> Any:
     return map_leaves(values, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def load_as_saved(optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> None:
+def _parameter_dtypes(saved: SavedObject) -> dict[str, set[torch.dtype]]:
+    """The dtypes in which the checkpoint of an optimizer has parameters of each name. Several models may have it."""
+    checkpoint = saved.checkpoint
+    found: dict[str, set[torch.dtype]] = {}
+    for full, path in checkpoint.names():
+        if path[0] != saved.name and checkpoint.shape(full) is not None:
+            for name in (full, name_of(path[1:])):  # one of several models' begins with the name of its model
+                found.setdefault(name, set()).add(checkpoint.dtype(full))
+    return found
+
+
+def load_as_saved(
+    optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter], *, cast: Container[int] = ()
+) -> None:
     """Call ``optimizer.load_state_dict(state)``, and put back the values that torch's method changes.
 
-    The method casts the tensors of a parameter to its dtype, and makes a text the text of a generator. ``parameters``
-    are in the order of their numbers in ``state``.
+    The method casts the tensors of a parameter to its dtype, which is right only for the parameters with numbers in
+    ``cast``, and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
     """
     entries = state["state"]
     optimizer.load_state_dict(state)
@@ -287,7 +304,7 @@ def load_as_saved(optimizer: Optimizer, state: dict[str, Any], parameters: Seque
         for key in entries.get(number, {}).keys() & loaded.keys():
             value, found = entries[number][key], loaded[key]
             if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
-                if casts and found.dtype != value.dtype:
+                if casts and number not in cast and found.dtype != value.dtype:
                     loaded[key] = value.to(found.device)
             elif type(value) not in _DTYPES and not has_tensors(value):
                 loaded[key] = value

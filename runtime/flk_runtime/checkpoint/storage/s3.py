@@ -141,7 +141,12 @@ class S3Destination:
 
         A checkpoint of this step that is there already is replaced.
         """
-        if self._get(_WRITER).decode() != self.token:
+        try:
+            owner = self._get(_WRITER).decode()
+        except FileNotFoundError:  # somebody has emptied the place: without an owner all later saves would fail
+            owner = self.token
+            self._put(_WRITER, owner.encode())
+        if owner != self.token:
             raise MismatchError(f"another run saves in {self.place} since then")
         self._put(_key(step, MANIFEST), manifest)
         self._put(LATEST, pointer_text(step).encode())

@@ -223,6 +223,19 @@ def test_a_bucket_that_fails_at_any_call_of_a_resume(bucket: Bucket) -> None:
     assert in_turn(use, [UNAVAILABLE]) > 8
 
 
+def test_saves_go_on_after_somebody_has_emptied_the_bucket(bucket: Bucket) -> None:
+    first, second = (bucket._open(BUCKET) for _ in range(2))
+    first.token, second.token = "first", "second"
+    first.claim()
+    first.commit(8, b"{}")
+    obstore.delete(bucket._store, [str(each["path"]) for each in obstore.list(bucket._store).collect()])
+    first.commit(9, b"{}")
+    assert first.steps() == [9]
+    second.claim()
+    with pytest.raises(MismatchError, match="another run saves in"):
+        first.commit(10, b"{}")
+
+
 def test_a_bucket_that_fails_at_any_call_of_load_weights(bucket: Bucket) -> None:
     def use(trouble: Trouble) -> None:
         bucket.fail(trouble)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from flk_runtime.checkpoint import OptimizerState
+from flk_runtime.checkpoint import OptimizerState, chunks_of
 from tests.support.saved import saved
 
 
@@ -105,6 +105,18 @@ def test_moments_have_the_layout_of_their_parameter() -> None:
     assert (after.stride(), after.tolist()) == (before.stride(), before.tolist())
     assert after.is_contiguous(memory_format=torch.channels_last)
     assert not after.is_contiguous()
+
+
+def test_moments_get_the_dtype_of_a_parameter_that_has_changed_its_own() -> None:
+    net, optimizer = trained(adam)
+    state = saved("optimizer", OptimizerState(optimizer, {"model": net}))
+    checkpoint: Any = state.checkpoint
+    for name, each in net.named_parameters():
+        checkpoint.add(chunks_of(("model", name), each.detach()))
+    after = Net("abc").bfloat16()
+    resumed = adam(after)
+    OptimizerState(resumed, {"model": after}).load_state(state)
+    assert {resumed.state[each]["exp_avg"].dtype for each in after.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.promise("Checkpoints: State of optimizers comes back to its parameter, or is refused")
