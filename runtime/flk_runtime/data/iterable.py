@@ -187,10 +187,12 @@ class IterableLoader(EpochLoader):
         if self._split:
             self._restore(state, (0, self._reader.start_of(state)))
         elif state["split"] != self._split_by:
-            then, now = (", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by))
+            then_by, now_by = (
+                ", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by)
+            )
             raise MismatchError(
-                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then}, not with "
-                f"{now}"
+                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_by}, not "
+                f"with {now_by}"
             )
         else:
             self._restore(state, (state["steps"], self._reader.unread))
