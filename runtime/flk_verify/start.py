@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, VerificationError, setting
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import host, trial
+from flk_runtime.system import trial
 from flk_runtime.system.text import last_line
 from flk_runtime.training.options import TIMEOUT
 
@@ -166,5 +167,17 @@ def _alone(world_size: int, port: str) -> dict[str, str]:
 
 def _free_ports() -> list[str]:
     """Two free ports. The script's random numbers stay as they are."""
-    ports = filter(host.is_port_free, random.SystemRandom().sample(_PORTS, len(_PORTS)))
+    ports = filter(_is_port_free, random.SystemRandom().sample(_PORTS, len(_PORTS)))
     return [str(port) for port in itertools.islice(ports, 2)]
+
+
+def _is_port_free(port: int) -> bool:
+    """Whether this process could listen on this TCP port."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            probe.listen()
+    except OSError:
+        return False
+    return True

@@ -187,10 +187,12 @@ class IterableLoader(EpochLoader):
         if self._split:
             self._restore(state, (0, self._reader.start_of(state)))
         elif state["split"] != self._split_by:
-            then, now = (", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by))
+            then_by, now_by = (
+                ", ".join(f"{name} {by[name]}" for name in by) for by in (state["split"], self._split_by)
+            )
             raise MismatchError(
-                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then}, not with "
-                f"{now}"
+                f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_by}, not "
+                f"with {now_by}"
             )
         else:
             self._restore(state, (state["steps"], self._reader.unread))
@@ -222,12 +224,25 @@ class IterableLoader(EpochLoader):
         return answer
 
     def _compare(self, mark: int) -> None:
-        """Raise SetupError if the ranks have read different elements. Collective."""
-        if len(set(process_group.all_gather(mark))) > 1:
+        """Raise SetupError if the ranks have read different elements, unless each reads others each time. Collective.
+
+        Then the elements may differ by random numbers of the dataset's own, as for augmentation.
+        """
+        if len(set(process_group.all_gather(mark))) == 1:
+            return
+        again = mark if self._is_iterator else self._reader.mark_again()
+        if process_group.all_true(again == mark)():
             raise SetupError(
                 f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
                 "what the loader gives to others: pass split=False if the dataset splits itself over ranks; else give "
-                "all ranks the same elements in the same order, and seed a random generator of the dataset's own alike"
+                "all ranks the same elements in the same order"
+            )
+        if self._rank == 0:
+            print(
+                f"flk: {self.name}: ranks read different elements, by random numbers of the dataset's own: an order "
+                "that they decide must be the same on all ranks, or samples come twice or never: seed them alike",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _say_left_over(self, ranks: int, samples: int) -> None:

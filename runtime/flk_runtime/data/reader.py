@@ -208,6 +208,15 @@ class ShareReader(IterableDataset[MarkedShare]):
         twin._worker = number
         return twin
 
+    def mark_again(self) -> int:
+        """The mark of the first share, read once more by a copy; -1 if that fails."""
+        twin = copy.copy(self)
+        try:
+            twin._dataset = copy.copy(self._dataset)
+            return next(iter(twin))[1]
+        except Exception:  # of any kind: a dataset may be read once at a time
+            return -1
+
     @property
     def is_divided(self) -> bool:
         """Whether each worker of each rank reads a part of its own."""

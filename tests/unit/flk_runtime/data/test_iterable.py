@@ -509,6 +509,7 @@ class World:
         self._mark = next(iter(ShareReader(elements, 1, 2, 4, drop_last=False)))[1]
         monkeypatch.setattr(iterable, "comm_device", lambda device: device)
         monkeypatch.setattr(iterable.dist, "all_reduce", self._add)
+        monkeypatch.setattr(iterable.process_group, "all_true", lambda flag: lambda: flag)
         monkeypatch.setattr(iterable.process_group, "all_gather", lambda mark: [mark, self._mark])
 
     def _add(self, total: torch.Tensor, async_op: bool = False) -> Any:
@@ -528,3 +529,18 @@ def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.Mon
         World(numbers[1:], monkeypatch)
         with pytest.raises(SetupError, match=r"is not the same on all ranks.*pass split=False if the dataset splits"):
             rank_0(data, 1)
+
+
+def test_random_numbers_of_a_stream_s_own_are_no_reason_to_refuse_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Noisy(Listed):
+        def __iter__(self) -> Iterator[Any]:
+            generator = random.Random()
+            return (torch.tensor([number, generator.randrange(1 << 40)]) for number in self.elements)
+
+    World(list(range(20)), monkeypatch)
+    loader = IterableLoader(Noisy(range(20)), loader_context(2, 0, 2))
+    assert [batch[:, 0].tolist() for _, batch in zip(range(3), loader, strict=False)] == [[0, 2], [4, 6], [8, 10]]
+    said = capsys.readouterr().err
+    assert said.count("ranks read different elements, by random numbers of the dataset's own") == 1
