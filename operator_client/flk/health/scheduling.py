@@ -124,7 +124,13 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
-    """Return the finding that no node can take pods, with more time for the autoscaler of a cloud until it speaks."""
+    """Return the finding that no node can take pods, with more time where nodes may come.
+
+    A ProvisioningRequest may take hours, and the autoscaler of a cloud some minutes until it speaks.
+    """
+    requested = [item for pod in view.unschedulable for item in _provisioning(view, pod)]
+    if requested:
+        return replace(finding, resolves_itself=True, evidence=[*finding.evidence, requested[0]])
     nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
@@ -133,6 +139,16 @@ def with_patience(view: JobView, finding: Finding) -> Finding:
     text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
     evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
     return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
+
+
+def _provisioning(view: JobView, pod: PodState) -> list[Evidence]:
+    """Return the ProvisioningRequest that makes the nodes of a pod, as in GKE's flex-start; empty if it names none."""
+    notes = view.objects[pod.name]["metadata"].get("annotations") or {}
+    return [
+        Evidence(f"pod {pod.name}", str(name), f"metadata.annotations[{key}]")
+        for key, name in notes.items()
+        if key.endswith("/consume-provisioning-request")
+    ]
 
 
 def _adds(event: Object) -> bool:
