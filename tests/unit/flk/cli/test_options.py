@@ -58,7 +58,8 @@ def test_server_sends_only_the_metadata(fake: Any, complete: Any) -> None:
     fake.heard = headers.append
     complete(BASH, "flk status ")
     asked = [sent["Accept"] for sent in headers if "APIGroupDiscoveryList" not in sent["Accept"]]
-    assert asked and all("as=PartialObjectMetadataList" in accepted for accepted in asked)
+    assert asked
+    assert all("as=PartialObjectMetadataList" in accepted for accepted in asked)
 
 
 def test_cluster_that_fails_completes_nothing(fake: Any, complete: Any) -> None:

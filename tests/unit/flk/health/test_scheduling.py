@@ -193,22 +193,6 @@ def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
 
 
 @pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
-def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
-    job = pending(message)
-    job.container["resources"] = {"requests": {"cpu": "8"}}
-    for pod in job.pods.values():
-        pod["spec"]["nodeSelector"] = {"gpu": "h100"} if message == SELECTOR else {}
-    cloud = {"a": node(providerID="gce://project/zone/a")}
-    view = later(job, 120, nodes=cloud)
-    assert derive(view).phase == Phase.PENDING
-    assert "an autoscaler of Google Cloud may add a node" in find(view)[0].evidence[-1].text
-    assert derive(later(job, 120, nodes={"a": node()})).phase == Phase.STUCK
-    assert derive(later(job, 600, nodes=cloud)).phase == Phase.STUCK
-    says(job, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match")
-    assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
-
-
-@pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
 @pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
 def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None:
     job = pending(message)
