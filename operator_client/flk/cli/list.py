@@ -47,7 +47,7 @@ def list_(
     finally:
         if collects:
             gc.enable()
-    states = sorted((item.state for item in every), key=lambda state: (state.created, state.namespace, state.name))
+    states = [item.state for item in every]
     if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():

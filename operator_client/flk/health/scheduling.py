@@ -223,7 +223,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
         yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
         return
-    most = sum(fitting(allocatable(node), pods.requests)[0] for node in allowed)
+    most = sum(fitting(allocatable(node), pods.requests) for node in allowed)
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
     size = f"pods of {each}" if each else "pods"
     held = f"{plural(len(allowed), 'node')} could hold {most} {size} if they were empty, and the job has {pods.count}"
@@ -267,7 +267,7 @@ def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:
         if is_selected(node, pods.spec)
         and not is_allowed(node, pods.spec)
         and not any(taint.startswith(_CONTROL_PLANE) for taint in untolerated(node, pods.spec))
-        and fitting(allocatable(node), pods.requests)[0]
+        and fitting(allocatable(node), pods.requests)
     ]
 
 
@@ -391,7 +391,7 @@ def _insufficient(view: JobView) -> Found | None:
             asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
             remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
             return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
-        if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
+        if not fitting(allocatable(view.seen.nodes[node]), {resource: needed}):
             sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
             remedy = f"ask for less with {less}, or add a larger node"
             return found.found(sentence, remedy, resolves_itself=False)

@@ -235,10 +235,12 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
     return {
         "completions": job.created_pods,
         "parallelism": job.created_pods,
-        **job_spec(container, restart_limit(job)),
+        # How often a pod may end without an exit code.
+        **job_spec(container, min(_LARGEST_INT, job.restarts + job.disruptions + 1)),
         **by_first,
         **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
-        "template": with_restart_policy(template),
+        # Kubernetes may not restart the containers, as a pod failure policy demands.
+        "template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}},
     }
 
 
@@ -247,16 +249,6 @@ def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
     policy = EXIT_CODE if spec.get("podFailurePolicy") else REPLACED
     pods = count(job, "completions", spec.get("completions") or 1)
     return {WORKER: Replicas(pods, spec.get("template") or {}, policy)}
-
-
-def restart_limit(job: JobSpec) -> int:
-    """Return how often a pod may end without an exit code."""
-    return min(_LARGEST_INT, job.restarts + job.disruptions + 1)
-
-
-def with_restart_policy(template: Object) -> Object:
-    """Return a pod template whose containers Kubernetes does not restart, as a pod failure policy demands."""
-    return {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
 
 
 def named(success: str, *others: str) -> Mapping[str, str]:
