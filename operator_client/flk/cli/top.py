@@ -50,7 +50,7 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     client, name = open_job(job, context, namespace)
     state = get_state(client, name, note)
     live = LiveJob(client, name, state, measure)
-    if state.finished or not _on_a_terminal():
+    if state.finished or not (sys.stdout.isatty() and sys.stdin.isatty()):
         try:
             live.telemetry, live.missing = measure(client, name)
         except FlkError as error:
@@ -82,10 +82,6 @@ def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
     except ApiError as error:
         return Telemetry(client.now()), str(error)
     return found, "" if found.ranks else _NO_RANKS
-
-
-def _on_a_terminal() -> bool:
-    return sys.stdout.isatty() and sys.stdin.isatty()
 
 
 def _width() -> int:

@@ -307,7 +307,11 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     reasons, spec = node_reasons(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
     tainted = _taint_of_chosen_nodes(view, spec)
-    away = next((one for one in reasons if _is_away(one)), None)
+    # Nodes that are cordoned or not ready may come back.
+    absent = (
+        one for one in reasons if one.kind == "unschedulable" or (one.kind == "taint" and is_node_state(one.detail))
+    )
+    away = next(absent, None)
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
@@ -316,11 +320,6 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
-
-
-def _is_away(reason: NodeReason) -> bool:
-    """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
-    return reason.kind == "unschedulable" or (reason.kind == "taint" and is_node_state(reason.detail))
 
 
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
