@@ -39,14 +39,12 @@ def list_(
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    collects = gc.isenabled()
     gc.disable()  # it would look at all objects of a long list again and again
     try:
         every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
         every = with_records(client, every)
     finally:
-        if collects:
-            gc.enable()
+        gc.enable()
     states = [item.state for item in every]
     if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
