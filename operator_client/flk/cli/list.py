@@ -39,15 +39,13 @@ def list_(
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    collects = gc.isenabled()
     gc.disable()  # it would look at all objects of a long list again and again
     try:
         every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
         every = with_records(client, every)
     finally:
-        if collects:
-            gc.enable()
-    states = sorted((item.state for item in every), key=lambda state: (state.created, state.namespace, state.name))
+        gc.enable()
+    states = [item.state for item in every]
     if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():

@@ -80,13 +80,10 @@ def logs(
     def show(client: JobClient, job: JobRef) -> None:
         written.write_all(job_logs.dump(client, job.name, options))
 
-    def follow_one(client: JobClient, job: JobRef, ended: threading.Event) -> int | None:
-        return _follow(client, job.name, options, written, ended)
-
     if previous or not follow:
         return chosen.in_turn(show)
     try:
-        return chosen.at_once(follow_one)
+        return chosen.at_once(lambda client, job, ended: _follow(client, job.name, options, written, ended))
     except KeyboardInterrupt:
         note_detached(chosen)
         return int(ExitCode.INTERRUPTED)

@@ -77,10 +77,10 @@ class ProgressLine:
         """Replace the line."""
         if not self._is_terminal:
             return
-        from flk.jobs.wait import progress_text
+        from flk.cli.status import progress_line
 
         with self.lock:
-            self._progress[state.uid] = f"{state.name}: " * self._several + progress_text(state)
+            self._progress[state.uid] = f"{state.name}: " * self._several + progress_line(state)
             self._write("; ".join(self._progress.values()))
 
     def drop(self, state: State) -> None:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -100,8 +100,8 @@ class Chosen:
                 f"there is no job{made} with the labels {selector} in namespace {client.namespace}",
                 hint=f"{client.commands.flk('list')} lists those that exist",
             )
-        metas = sorted(((job["metadata"], target_of(job)) for job in found), key=lambda item: _age(item[0]))
-        refs = [JobRef(meta["name"], target, meta["uid"], named=False) for meta, target in metas]
+        found.sort(key=lambda job: (str(job["metadata"].get("creationTimestamp")), str(job["metadata"]["name"])))
+        refs = [JobRef(job["metadata"]["name"], target_of(job), job["metadata"]["uid"], named=False) for job in found]
         return cls(client, refs, by_labels=True)
 
     @property
@@ -187,7 +187,3 @@ def worst(codes: Iterable[int]) -> int:
     """Return the worst of exit codes, 0 for none."""
     order = {int(code): rank for rank, code in enumerate(_WORST_FIRST)}
     return min(codes, key=lambda code: order.get(code, -1), default=0)
-
-
-def _age(meta: Any) -> tuple[str, str]:
-    return str(meta.get("creationTimestamp")), str(meta["name"])

@@ -85,8 +85,9 @@ _MEASURED: Final = ("STEP", "STEP TIME", "LOSS")  # columns of a table of pods w
 def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     """Return the output of `flk status`. ``wide`` shows all pods, a row for each rank, and messages in full."""
     now, commands = client.now(), client.commands
+    since = f" for {short_duration(now - state.since)}" if state.since and not state.finished else ""
     lines = [
-        f"{state.name}   {state.phase}{_since(state, now)}   in namespace {state.namespace}",
+        f"{state.name}   {state.phase}{since}   in namespace {state.namespace}",
         f"{_shape(state)}, created {short_duration(now - state.created)} ago"
         f"{f' by {state.owner}' if state.owner else ''}, image {state.image}",
     ]
@@ -163,10 +164,6 @@ def _goodput_line(goodput: Goodput) -> str:
     spent = [(cause, goodput.seconds.get(cause, 0.0)) for cause in TIME_CAUSES]
     causes = ", ".join(f"{cause} {short_duration(seconds)}" for cause, seconds in spent if seconds >= _LEAST)
     return f"goodput {goodput.share:.0%} of {short_duration(goodput.total)}: {causes}"
-
-
-def _since(state: State, now: float) -> str:
-    return f" for {short_duration(now - state.since)}" if state.since and not state.finished else ""
 
 
 def _used(state: State) -> str:

@@ -91,7 +91,7 @@ def _head(data: TopData) -> list[Line]:
     pace = pace_of(state, telemetry)
     parts = []
     if pace is not None:
-        parts.append(f"step {_step(pace)}")
+        parts.append(f"step {pace.step:,}" + (f" of {pace.total:,}" if pace.total else ""))
         if pace.total:
             parts.append(f"{pace.step / pace.total:.0%}")
         if pace.step_time:
@@ -298,10 +298,6 @@ def _remark(rank: RankStatus, furthest: int) -> str:
     behind = furthest - rank.step
     late = rank.step >= 0 and behind * (rank.step_seconds or 0.0) > _STALE
     return f"{behind:,} steps behind" if late else ""
-
-
-def _step(pace: Progress) -> str:
-    return f"{pace.step:,}" + (f" of {pace.total:,}" if pace.total else "")
 
 
 def _clock(seconds: float) -> str:

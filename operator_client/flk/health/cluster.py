@@ -69,13 +69,11 @@ def allocatable(node: Object) -> Amounts:
     return {name: quantity(value) for name, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
 
 
-def fitting(free: Amounts, needed: Amounts) -> tuple[int, str]:
-    """Return how many pods fit into free amounts, and the resource that allows no more."""
+def fitting(free: Amounts, needed: Amounts) -> int:
+    """Return how many pods fit into free amounts."""
     needed = {**{name: amount for name, amount in needed.items() if amount > 0}, "pods": 1.0}
     # Memory in bytes and thousandths of cores are whole numbers; a small margin covers the division of others.
-    counts = {name: math.floor(free.get(name, 0.0) / amount + 1e-9) for name, amount in needed.items()}
-    scarce = min(counts, key=lambda name: counts[name])
-    return max(0, counts[scarce]), scarce
+    return max(0, min(math.floor(free.get(name, 0.0) / amount + 1e-9) for name, amount in needed.items()))
 
 
 def is_selected(node: Object, spec: Object) -> bool:

@@ -60,10 +60,6 @@ def _condition(view: JobView) -> Evidence:
     return condition_evidence(view.subject, {"type": "Failed", **view.conditions.get("Failed", {})})
 
 
-def _cordon(view: JobView, failure: Failure) -> str:
-    return view.kubectl_of_cluster(f"cordon {failure.node or 'NODE'}")
-
-
 def _ended(
     matches: Callable[[Failure], bool],
     remedy: Callable[[JobView, Failure], str],
@@ -237,7 +233,8 @@ CAUSES: Final = (
         _ended(
             lambda failure: failure.kind in (Kind.GPU, Kind.UNHEALTHY, Kind.UNKILLABLE),
             lambda view, failure: (
-                f"{_cordon(view, failure)} keeps jobs off the node; have it checked, then {view.flk('restart')}"
+                f"{view.kubectl_of_cluster('cordon ' + (failure.node or 'NODE'))} keeps jobs off the node; have it "
+                f"checked, then {view.flk('restart')}"
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.observation import What
-from flk.observe.pods import conditions
+from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.spec import labels
 from flk.spec.units import short_duration, timestamp
@@ -89,6 +89,26 @@ def _deactivated(view: JobView) -> Found | None:
     return None
 
 
+def _held_by_check(view: JobView) -> Found | None:
+    """Return what an admission check of the queue says of a job whose quota is reserved, such as that nodes come."""
+    for workload in view.seen.workloads:
+        for check in (workload.get("status") or {}).get("admissionChecks") or []:
+            state, said = str(check.get("state")), one_line(check.get("message"))
+            if state != "Ready":
+                name = str(check.get("name"))
+                field = f"status.admissionChecks[{name}]"
+                source = f"Workload {workload['metadata']['name']}"
+                text = f"{state}: {said}" if said else state
+                return Found(
+                    f"queue {view.queue} has a place for it, and the admission check {name} holds it back ({text})",
+                    f"{view.kubectl('get provisioningrequests')} shows the nodes that Kueue has asked for, and "
+                    f"{view.kubectl('describe ' + source.lower().replace(' ', '/'))} the check",
+                    [Evidence(source, text, field, timestamp(check.get("lastTransitionTime")))],
+                    resolves_itself=state != "Rejected",
+                )
+    return None
+
+
 def _place(view: JobView) -> tuple[str, list[Evidence]]:
     """Return where a job stands in its queue and who is ahead, for a sentence, with the evidence; empty if unknown."""
     own = {workload["metadata"]["name"] for workload in view.seen.workloads}
@@ -130,6 +150,8 @@ def _queued(view: JobView) -> Found | None:
                 f"{view.flk('wait')} waits; {view.kubectl('get localqueues,workloads')} shows the queue",
                 evidence,
             )
+    if held := _held_by_check(view):
+        return held
     if unserved := view.seen.not_served.get("workloads"):
         return Found(
             f"it waits in queue {view.queue}, and nobody starts it: {unserved}",

@@ -124,7 +124,13 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
-    """Return the finding that no node can take pods, with more time for the autoscaler of a cloud until it speaks."""
+    """Return the finding that no node can take pods, with more time where nodes may come.
+
+    A ProvisioningRequest may take hours, and the autoscaler of a cloud some minutes until it speaks.
+    """
+    requested = [item for pod in view.unschedulable for item in _provisioning(view, pod)]
+    if requested:
+        return replace(finding, resolves_itself=True, evidence=[*finding.evidence, requested[0]])
     nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
@@ -133,6 +139,16 @@ def with_patience(view: JobView, finding: Finding) -> Finding:
     text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
     evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
     return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
+
+
+def _provisioning(view: JobView, pod: PodState) -> list[Evidence]:
+    """Return the ProvisioningRequest that makes the nodes of a pod, as in GKE's flex-start; empty if it names none."""
+    notes = view.objects[pod.name]["metadata"].get("annotations") or {}
+    return [
+        Evidence(f"pod {pod.name}", str(name), f"metadata.annotations[{key}]")
+        for key, name in notes.items()
+        if key.endswith("/consume-provisioning-request")
+    ]
 
 
 def _adds(event: Object) -> bool:
@@ -207,7 +223,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
         yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
         return
-    most = sum(fitting(allocatable(node), pods.requests)[0] for node in allowed)
+    most = sum(fitting(allocatable(node), pods.requests) for node in allowed)
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
     size = f"pods of {each}" if each else "pods"
     held = f"{plural(len(allowed), 'node')} could hold {most} {size} if they were empty, and the job has {pods.count}"
@@ -251,7 +267,7 @@ def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:
         if is_selected(node, pods.spec)
         and not is_allowed(node, pods.spec)
         and not any(taint.startswith(_CONTROL_PLANE) for taint in untolerated(node, pods.spec))
-        and fitting(allocatable(node), pods.requests)[0]
+        and fitting(allocatable(node), pods.requests)
     ]
 
 
@@ -291,7 +307,11 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     reasons, spec = node_reasons(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
     tainted = _taint_of_chosen_nodes(view, spec)
-    away = next((one for one in reasons if _is_away(one)), None)
+    # Nodes that are cordoned or not ready may come back.
+    absent = (
+        one for one in reasons if one.kind == "unschedulable" or (one.kind == "taint" and is_node_state(one.detail))
+    )
+    away = next(absent, None)
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
@@ -300,11 +320,6 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
-
-
-def _is_away(reason: NodeReason) -> bool:
-    """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
-    return reason.kind == "unschedulable" or (reason.kind == "taint" and is_node_state(reason.detail))
 
 
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
@@ -375,7 +390,7 @@ def _insufficient(view: JobView) -> Found | None:
             asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
             remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
             return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
-        if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
+        if not fitting(allocatable(view.seen.nodes[node]), {resource: needed}):
             sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
             remedy = f"ask for less with {less}, or add a larger node"
             return found.found(sentence, remedy, resolves_itself=False)

@@ -172,7 +172,8 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     every = [(pod, found) for pod, found in earlier.items() if pod not in texts] + [*texts.items()]
     kept = _Kept(
         answer.time,
-        masked(_without_records(answer.state), secrets),
+        # Without the records of its pods, which the state itself tells.
+        masked(replace(answer.state, pods=[replace(pod, record=None) for pod in answer.state.pods]), secrets),
         masked(answer.report, secrets),
         [pod.name for pod in view.pods],
         dict(every[-(len(view.pods) + EARLIER_PODS) :]),
@@ -242,11 +243,6 @@ def _lost_pods(view: JobView) -> bool:
     """Return whether a job has ended and pods of it do not exist any more."""
     ended = "Failed" in view.conditions or "Succeeded" in view.conditions
     return ended and any(pod.phase == PodPhase.MISSING for pod in view.pods)
-
-
-def _without_records(state: State) -> State:
-    """Return a state without the records of its pods, which the state itself tells."""
-    return replace(state, pods=[replace(pod, record=None) for pod in state.pods])
 
 
 def _recorded(client: JobClient, name: str, uid: str) -> Answer | None:

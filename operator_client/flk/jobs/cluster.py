@@ -65,6 +65,8 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
         objects = {key: future.result() for key, future in named.items()}
+    rights = values["rights"]
+    may_try = not isinstance(rights, Unreadable) and rights[("create", "pods")]  # which users of flk need not
     return Cluster(
         namespace=client.namespace,
         commands=Commands(client.namespace, client.api.access.context.named),
@@ -74,7 +76,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         controllers=deployments,
         named=objects,
         autoscaler=scheduling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
-        admission=_admission(client, pods) if pods and _may_try(values["rights"]) else None,
+        admission=_admission(client, pods) if pods and may_try else None,
         **values,
     )
 
@@ -150,11 +152,6 @@ def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
     }
     answer = _call(client, "create", RequestTarget(resources.ACCESS_REVIEWS), body=body)
     return answer if isinstance(answer, Unreadable) else bool((answer.get("status") or {}).get("allowed"))
-
-
-def _may_try(rights: Mapping[Right, bool] | Unreadable) -> bool:
-    """Return whether the user may create pods, which users of flk need not."""
-    return not isinstance(rights, Unreadable) and bool(rights.get(("create", "pods")))
 
 
 def _admission(client: JobClient, pods: Pods) -> Object | Unreadable:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flk.errors import ApiError, FlkError, UsageError
+from flk.errors import ApiError, UsageError
 from flk.jobs.copying import Container
 from flk.kube import Object
 from flk.manifest.runtime import module_source
@@ -19,8 +19,7 @@ from flk.observe.pods import with_packages
 
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
-# Endings of the files of a profile, and the endings that they get here: TensorBoard finds traces by theirs.
-_KINDS: Final = {"json.gz": "pt.trace.json.gz", "pickle": "pickle"}
+_ENDING: Final = ".json.gz"  # of a trace in a pod; here it gets one by which TensorBoard finds it
 _LONGEST: Final = 3600.0  # seconds for all steps
 _START: Final = (
     "import base64,sys,zlib;"
@@ -97,7 +96,7 @@ def profile(
     """Ask a rank for a profile, wait for it, fetch its files into a folder, and return their paths.
 
     ``python`` is the interpreter of its container. ``request`` has ``arguments`` for `flk_runtime.profiling.rank`.
-    Raises ApiError or UsageError with the reason if there is no profile.
+    Raises ApiError with the reason if there is no profile.
     """
     asked = {
         "folders": _FOLDERS,
@@ -115,10 +114,9 @@ def profile(
     files = []
     try:
         for path in answer["files"]:
-            kind = str(path).partition(".")[2]
-            if kind not in _KINDS:
+            if not str(path).endswith(_ENDING):
                 raise ApiError(f"{place.pod_name} sends a file {path!r}, which is no profile")
-            target = folder / f"{name}-rank{place.rank}.{_KINDS[kind]}"
+            target = folder / f"{name}-rank{place.rank}.pt.trace{_ENDING}"
             files.append(Path(source.read(path, str(target), note)))
     finally:
         client.execute(place.pod, ["rm", "-f", *answer["files"]], 30.0)
@@ -130,7 +128,7 @@ def _packed(*words: str) -> list[str]:
     return [base64.urlsafe_b64encode(zlib.compress(word.encode(), 9)).decode() for word in words]
 
 
-def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any]) -> FlkError:
+def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any]) -> ApiError:
     """Return the error that an answer means."""
     flk = client.commands.flk
     if answer["error"] == "no steps":
@@ -151,5 +149,4 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
         "status": flk("status", name),
         "stacks": flk("stacks", name),
     }
-    kind = UsageError if answer["error"] == "no CUDA" else ApiError
-    return kind(sentence.format(**words), hint=hint.format(**words))
+    return ApiError(sentence.format(**words), hint=hint.format(**words))

@@ -23,7 +23,7 @@ from flk.spec.units import created_at, timestamp
 from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
-from flk_runtime.contract.record import Attempt, Goodput, QuarantinedNode, SlowRank
+from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
@@ -290,7 +290,10 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
         return replace(base, phase=Phase.PREEMPTED)
     if base.ready == base.replicas:
         last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
-        if last is not None and (last.failure is not None or _is_over(last, seen)):
+        # The record lags behind the pods until their launchers have met. A container that has started since the attempt
+        # has no launcher in it, where all pods take part.
+        over = last is not None and not seen.resizable and _started_since(last.started, seen)
+        if last is not None and (last.failure is not None or over):
             return replace(base, phase=Phase.RESTARTING)
         if cause is not None and last is None and seen.from_flk:
             return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
@@ -314,14 +317,6 @@ def _others_suffice(seen: JobView, cause: Finding) -> bool:
     up = [pod for pod in seen.pods if pod.is_up]
     leads = any(pod.index == 0 for pod in up)
     return seen.resizable and leads and len(up) >= seen.sizes[0] and not {pod.name for pod in up} & set(cause.pods)
-
-
-def _is_over(attempt: Attempt, seen: JobView) -> bool:
-    """Return whether a container of a job whose pods all take part has started since the attempt: it has no launcher.
-
-    The record lags behind the pods until their launchers have met.
-    """
-    return not seen.resizable and bool(_started_since(attempt.started, seen))
 
 
 def _started_since(began: float, seen: JobView) -> list[float]:

@@ -36,7 +36,6 @@ from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.spec.units import short_duration
 from flk_runtime.contract.failure import ExitCode
-from flk_runtime.contract.quantities import plural
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
 _TAILS: Final = 10.0  # seconds at the end in which the last lines of the pods of one job must have been read
@@ -266,23 +265,6 @@ def describe(state: State) -> str:
     elif not state.finished and not state.reason:
         line += f", {state.ready} of {state.replicas} pods are running"
     return line
-
-
-def progress_text(state: State) -> str:
-    """Return how far a job is: pods, attempt, step, rate, loss, remaining time, as far as they are known."""
-    parts = [f"{state.ready}/{plural(state.replicas, 'pod')} ready"]
-    if state.attempt > 1:
-        parts.append(f"attempt {state.attempt}")
-    known = max(state.progress, key=lambda progress: progress.step, default=None)
-    if known is not None:
-        parts.append(f"step {known.step:,}" + (f" of {known.total:,}" if known.total else ""))
-        if known.step_time:
-            parts.append(f"{1 / known.step_time:.3g} steps/s")
-        if known.loss is not None:
-            parts.append(f"loss {known.loss:.4g}")
-        if known.remaining:
-            parts.append(f"{short_duration(known.remaining)} left")
-    return ", ".join(parts)
 
 
 def run_time_text(state: State) -> str:

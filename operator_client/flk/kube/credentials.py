@@ -65,7 +65,8 @@ class Access:
         """
         with self._lock:
             if self._credential is not None and self._headers() == refused:
-                self._take(kubeconfig.reload(self.context))
+                name = self.context.name
+                self._take(kubeconfig.load(None if name == kubeconfig.IN_CLUSTER else name))
                 self._obtain()
 
     def _headers(self) -> urllib3.HTTPHeaderDict:

@@ -120,11 +120,6 @@ def load(name: str | None = None) -> Context:
     return replace(_selected(contents, name), connection=replace(options, context=name or ""))
 
 
-def reload(context: Context) -> Context:
-    """Return the context as the kubeconfig has it now."""
-    return load(None if context.name == IN_CLUSTER else context.name)
-
-
 def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> Context:
     files = ", ".join(map(str, contents))
     name = name or next((str(c["current-context"]) for c in contents.values() if c.get("current-context")), None)

@@ -120,7 +120,7 @@ class JobClient:
     def get_job(self, name: str) -> Object:
         """Return the job of that name, of whichever kind it is.
 
-        A kind that was installed since flk knows the kinds is not asked for; a list of the jobs finds it. Raises
+        A kind that was installed since the cluster told its kinds is found after a minute at the latest. Raises
         JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs.
         """
         ref = self.ref(name)
@@ -128,7 +128,7 @@ class JobClient:
         refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
-        for target in [known] if known else self._kinds():
+        for target in [known] if known else self._served():
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
@@ -180,12 +180,6 @@ class JobClient:
         """Return the kinds of jobs that the cluster serves; all of them if it serves none, for the error."""
         every = list(TARGETS.values())
         return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
-
-    def _kinds(self) -> Iterator[targets.Target]:
-        """Yield the kinds of jobs that the cluster serves: those that were known to be, then those installed since."""
-        served = self._served()
-        yield from served
-        yield from self._installed_since(served)
 
     def _installed_since(self, served: list[targets.Target]) -> list[targets.Target]:
         """Return the kinds of jobs besides these that the cluster serves now."""

@@ -458,7 +458,7 @@ class JobView:
         """Return the operator's events about the ends of a pod's container after ``since``."""
         begin = f"Error pod {pod_name} "
         events = (event for event in self.job_events if str(event.get("message", "")).startswith(begin))
-        return [event for event in events if _is_after(event, since)]
+        return [event for event in events if event_time(event) >= since - CLOCK_SKEW]
 
     def memory_limit(self, pod_name: str) -> str:
         """Return the memory limit of a pod's training container; empty if it is not known."""
@@ -547,7 +547,3 @@ def pod_spec(template: Any) -> Object:
 
 def _involved(event: Object, key: str) -> Any:
     return involved(event).get(key)
-
-
-def _is_after(event: Object, since: float) -> bool:
-    return event_time(event) >= since - CLOCK_SKEW

@@ -32,8 +32,6 @@ class Row:
     gradients: int
     optimizer: int
     activations: int
-    gathered: int
-    buffers: int
     wire_inside: float
     wire_between: float
     compute_seconds: float

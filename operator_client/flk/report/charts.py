@@ -197,7 +197,7 @@ def _line(
     zero: bool = True,
 ) -> Chart | None:
     rows = [
-        {"step": each.step, "value": value, **_attempt_of(each)}
+        {"step": each.step, "value": value, "attempt": each.attempt + 1, "place": each.time or each.step}
         for each in _history(report)
         if (value := value_of(each)) is not None
     ]
@@ -266,10 +266,6 @@ def _unit(seconds: float) -> tuple[int, str]:
 
 def _history(report: Report) -> list[Sample]:
     return report.telemetry.history if report.telemetry else []
-
-
-def _attempt_of(sample: Sample) -> dict[str, Any]:
-    return {"attempt": sample.attempt + 1, "place": sample.time or sample.step}
 
 
 def _told(what: str, report: Report) -> str:

@@ -133,7 +133,9 @@ def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str
             overlay.set([*row.path, name], value, flag)
     elif form is Form.NUMBERS:
         for name, value in _pairs(given, flag, row.option.metavar):
-            overlay.set([*row.path, name], _decimal(value), f"{flag} {name}")
+            # Text that is no number stays, so that the model reports what is wrong with it.
+            number = float(value) if _DECIMAL.fullmatch(value) else _number(value)
+            overlay.set([*row.path, name], number, f"{flag} {name}")
     elif form is Form.FILE:
         overlay.set(row.path, file.read(given), f"{flag} {given}")
     else:
@@ -186,11 +188,6 @@ def _split(written: Any) -> list[Any]:
 def _number(text: str | None) -> int | str | None:
     """Convert a whole number. Return other text unchanged, so that the model reports what is wrong with it."""
     return int(text) if text is not None and re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", text, re.ASCII) else text
-
-
-def _decimal(text: str) -> float | int | str | None:
-    """Convert a number. Return other text unchanged, so that the model reports what is wrong with it."""
-    return float(text) if _DECIMAL.fullmatch(text) else _number(text)
 
 
 def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

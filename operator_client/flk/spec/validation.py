@@ -112,7 +112,7 @@ def _text(detail: Any) -> str:
         return f"must be at least {context['ge']} (is {_shown(detail['input'])})"
     if kind == "less_than_equal":
         return f"must be at most {context['le']} (is {_shown(detail['input'])})"
-    if kind == "string_type" and _is_number(detail["input"]):
+    if kind == "string_type" and isinstance(detail["input"], int | float) and not isinstance(detail["input"], bool):
         return f"must be text (is the number {detail['input']})"
     if kind in _WRONG_TYPES:
         return f"{_WRONG_TYPES[kind]} (is {_shown(detail['input'])})"
@@ -149,10 +149,6 @@ def _hint(detail: Any, path: str, model: type[BaseModel], *, with_path: bool) ->
         if re.fullmatch(r"[-+]?[0-9][0-9_]*", value):
             return "write it with digits only and without a leading zero"
     return ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fields(schema: Any, node: Any, prefix: str = "") -> Iterator[str]:

@@ -238,7 +238,8 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
         **job_spec(container, restart_limit(job)),
         **by_first,
         **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
-        "template": with_restart_policy(template),
+        # Kubernetes may not restart the containers, as a pod failure policy demands.
+        "template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}},
     }
 
 
@@ -252,11 +253,6 @@ def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
 def restart_limit(job: JobSpec) -> int:
     """Return how often a pod may end without an exit code."""
     return min(_LARGEST_INT, job.restarts + job.disruptions + 1)
-
-
-def with_restart_policy(template: Object) -> Object:
-    """Return a pod template whose containers Kubernetes does not restart, as a pod failure policy demands."""
-    return {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
 
 
 def named(success: str, *others: str) -> Mapping[str, str]:

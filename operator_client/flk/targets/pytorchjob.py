@@ -20,7 +20,7 @@ from flk.targets.model import (
 )
 
 if TYPE_CHECKING:
-    from flk.spec.job import Job
+    pass
 
 _ROLES: Final = ("Master", WORKER)  # in the order of the pods' indexes
 _DEFAULT_POLICY: Final = "OnFailure"  # the restart policy by which the operator treats a job without one
@@ -67,6 +67,7 @@ class PyTorchJob(Target):
             **ttl_fields(job),
             **({"suspend": True} if job.queue else {}),  # Kueue starts it
         }
+        least = job.elastic.min if job.elastic else job.created_pods
         manifest = {
             "apiVersion": self.api_version,
             "kind": self.kind,
@@ -76,7 +77,11 @@ class PyTorchJob(Target):
                 "runPolicy": policy,
                 # With this policy a job has succeeded when one pod has. Without it the operator would wait for pods
                 # that are not needed: one that never got a node, or was created anew at the end.
-                **({"elasticPolicy": _elastic_policy(job)} if job.elastic or job.spares else {}),
+                **(
+                    {"elasticPolicy": {"minReplicas": least, "maxReplicas": job.most_pods}}
+                    if job.elastic or job.spares
+                    else {}
+                ),
                 "pytorchReplicaSpecs": {WORKER: worker},
             },
         }
@@ -148,7 +153,3 @@ class PyTorchJob(Target):
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the patch of the number of workers. The operator deletes the highest indexes, or adds pods."""
         return {"spec": {"pytorchReplicaSpecs": {WORKER: {"replicas": replicas}}}}
-
-
-def _elastic_policy(job: Job) -> Object:
-    return {"minReplicas": job.elastic.min if job.elastic else job.created_pods, "maxReplicas": job.most_pods}

@@ -70,7 +70,8 @@ def watch_pods_end(
             now, going_on = time.monotonic(), [job for job in jobs if job in follower]
             if until is not None and now >= until:
                 for job in going_on:
-                    late = _late(f"{plural(left[job], 'pod')} left")
+                    hint = "a pod on a node that does not answer stays until the node is removed or is back"
+                    late = WaitTimeoutError(f"{plural(left[job], 'pod')} left", hint=hint)
                     results[job] = _begun_with(overdue.format(name=job.name), late)
                     follower.drop(job)
             elif going_on and now - reported > REPORT_EVERY:
@@ -97,12 +98,6 @@ def _begun_with(overdue: str, error: FlkError) -> FlkError:
     told = copy.copy(error)
     told.args = (f"{overdue}: {error}",)
     return told
-
-
-def _late(text: str) -> WaitTimeoutError:
-    return WaitTimeoutError(
-        text, hint="a pod on a node that does not answer stays until the node is removed or is back"
-    )
 
 
 def loses_checkpoints(job: Object) -> bool:

@@ -52,14 +52,14 @@ def test_each_state_replaces_the_line_and_notes_remove_it() -> None:
         while piece := os.read(master, 1000):
             written += piece.decode()
     os.close(master)
-    assert written == "\r\x1b[K3/4 pods ready\r\x1b[K"
+    assert written == "\r\x1b[K3/4 pods\r\x1b[K"
 
 
 def test_a_wait_on_a_terminal_shows_it(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
     jobs.add(fake, "running")
     code, text = on_a_terminal([sys.executable, "-m", "flk", "wait", "gpt", "--timeout", "1s"], tmp_path)
     assert code == 124
-    assert re.search(r"\r\x1b\[K\d/3 pods ready[^\n]*\r\x1b\[K", text)
+    assert re.search(r"\r\x1b\[K\d/3 pods[^\n]*\r\x1b\[K", text)
 
 
 def test_lines_are_broken_between_words_and_stay_indented() -> None:

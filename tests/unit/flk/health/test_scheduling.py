@@ -192,6 +192,21 @@ def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
     assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
 
 
+@pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
+@pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
+def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None:
+    job = pending(message)
+    job.container["resources"] = {"requests": {"cpu": "8"}}
+    for pod in job.pods.values():
+        pod["spec"]["nodeSelector"] = {"gpu": "h100"} if message == SELECTOR else {}
+    assert derive(later(job, nodes={"a": node()})).phase == Phase.STUCK
+    for pod in job.pods.values():
+        pod["metadata"]["annotations"] = {f"{group}/consume-provisioning-request": "gpt-nodes"}
+    view = later(job, nodes={"a": node()})
+    assert derive(view).phase == Phase.PENDING
+    assert find(view)[0].evidence[-1].text == "gpt-nodes"
+
+
 def in_queue() -> JobBuilder:
     job = JobBuilder()
     job.job["spec"]["runPolicy"]["suspend"] = True
@@ -231,6 +246,17 @@ def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], pla
     assert unknown.sentence == "it waits in queue gold: insufficient quota for gpu"
 
 
+@pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
+def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
+    job = in_queue()
+    reserved = {"type": "QuotaReserved", "status": "True", "message": "Quota reserved in ClusterQueue c"}
+    check = {"name": "dws", "state": state, "message": "waiting for nodes", "lastTransitionTime": MADE}
+    status = {"conditions": [reserved], "admissionChecks": [{"name": "other", "state": "Ready"}, check]}
+    (cause,) = find(job.view(workloads=[{"metadata": {"name": "w"}, "status": status}]))
+    assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", state != "Rejected")
+    assert f"the admission check dws holds it back ({state}: waiting for nodes)" in cause.sentence
+
+
 def test_who_may_add_nodes() -> None:
     assert of_cluster([node()], False, False) == ""
     assert of_cluster([node(providerID="kind://docker/flk/a")], False, False) == ""
@@ -244,7 +270,7 @@ def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
     read = dict.fromkeys(("version", "api", "rights"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, controllers={}, nodes=nodes, autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, pending=[], autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:

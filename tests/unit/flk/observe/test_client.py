@@ -50,13 +50,19 @@ def test_labels_choose_a_job_of_its_kind(fake: Any, batch_job: Any, run: Run, ch
     assert fake.objects[BATCH]["gpt"]["spec"]["suspend"] is False
 
 
-def test_a_job_whose_kind_was_installed_a_moment_ago_is_there_once_it_was_listed(fake: Any, run: Run) -> None:
+def test_a_job_whose_kind_was_installed_since_is_found_after_a_minute_or_a_list(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.objects[BATCH] = {}
     del fake.objects[JOBS]
     assert run("list")[0] == 0  # it keeps that there are no PyTorchJobs
     fake.objects[JOBS] = {}
     JobBuilder(1).all("pod").condition("Running").add_to(fake)
     assert run("status", "gpt")[0] == ExitCode.NOT_FOUND
+    now = time.time()
+    with monkeypatch.context() as later:
+        later.setattr("flk.kube.discovery.time.time", lambda: now + KEPT + 1)
+        assert run("status", "gpt")[0] == 0
     assert "gpt" in run("list")[1]
     assert run("status", "gpt")[0] == 0
 
