@@ -241,7 +241,7 @@ class CheckpointManager:
         loaders = [name for name, thing in self._objects.items() if isinstance(thing, EpochLoader)]
         by_order = any(map(_BY_ORDER.fullmatch, loaders))
         for name in left:
-            state = resumed.objects[name].plain if name in resumed.objects else None
+            state = resumed.objects[name].plain if name in resumed.objects else {}
             if by_order and _BY_ORDER.fullmatch(name) and _is_position(state) and state["trained"]:
                 raise SetupError(
                     f"{name!r} is in {place}, and this script makes fewer loaders before its first step than the one "

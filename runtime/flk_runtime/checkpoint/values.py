@@ -119,7 +119,7 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
         return "bytes", "", value.decode("latin-1")
     if _CLASSES.get(kind.__name__) is kind:
         return "call", kind.__name__, _reduced(value, path, take)
-    if kind is type and _CLASSES.get(value.__name__) is value:
+    if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
         return "class", value.__name__, None
     if (numpy := sys.modules.get("numpy")) and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
         content = _encode_array(numpy.asarray(value), value, path, take)
@@ -194,12 +194,13 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "bytes":
         return content.encode("latin-1")
     if kind in ("array", "number"):
-        array = _decode_array(name, *content, tensors)
+        shape, data = content
+        array = _decode_array(name, shape, data, tensors)
         return array if kind == "array" else array[()]
     if kind == "class":
         return _CLASSES[name]
     if kind == "call":
-        return _call(_CLASSES[name], *content, tensors)
+        return _call(_CLASSES[name], content, tensors)
     if (found := _find(name)) is None:
         raise MismatchError(f"no imported module has the class {name.replace(':', '.')}")
     if kind == "member" and issubclass(found, enum.Enum):
@@ -220,8 +221,9 @@ def _decode_array(dtype: str, shape: Any, data: Any, tensors: Mapping[str, torch
     return numpy.ndarray(shape, numpy.dtype(dtype), memory)
 
 
-def _call(kind: Any, arguments: Any, state: Any, items: Any, pairs: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _call(kind: Any, parts: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The object of which `_reduced` has given the parts."""
+    arguments, state, items, pairs = parts
     made = kind(*decode(arguments, tensors))
     if state:
         vars(made).update(decode(state, tensors))
@@ -238,4 +240,5 @@ def _new(kind: Any, items: Any) -> Any:
         return tuple.__new__(kind, items)
     if not dataclasses.is_dataclass(kind):
         raise MismatchError(f"{kind.__qualname__} is no dataclass and no named tuple")
-    return object.__new__(kind)  # type: ignore[call-overload]
+    made: Any = object.__new__(kind)  # type: ignore[arg-type]
+    return made
