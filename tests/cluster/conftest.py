@@ -202,10 +202,13 @@ def flk(
     tmp_path_factory: pytest.TempPathFactory,
     cache_home: Path,
 ) -> Iterator[Flk]:
-    """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
+    """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise.
+
+    A job that names no image takes flk's own; a test whose pods start takes the fixture ``image``, too, which loads it.
+    """
     home = tmp_path_factory.mktemp("home")
     command = ForkedFlk(fork_server, tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
-    command.env["XDG_CACHE_HOME"] = str(cache_home)
+    command.env |= {"XDG_CACHE_HOME": str(cache_home), "FLK_IMAGE": os.environ.get(*IMAGES["cpu"][1:])}
     yield command
     command.close()
 
