@@ -72,7 +72,7 @@ def test_other_numbers_of_ranks_share_the_shards_that_their_pods_hold() -> None:
 def copies(holders: list[list[int]], pods: int, partners: dict[int, int]) -> dict[int, list[int]]:
     """The shards that each pod, of one rank, sends to its partner at first."""
     restore = Restore(CheckpointId("first", 5, 3, 1), dict(enumerate(holders)))
-    addresses = {pod: ("10.0.0.1", 5000) for pod in range(3)}
+    addresses = dict.fromkeys(range(3), ("10.0.0.1", 5000))
     plan = JobPlan("second", addresses, partners, new_readers(restore, range(pods), 1), restore)
     slices = plan.slices(range(pods), 1)
     return {pod: [shard.rank for shard in memory.copied_at_first(pod, pods)] for pod, memory in slices}
