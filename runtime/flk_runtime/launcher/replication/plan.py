@@ -31,13 +31,28 @@ class ShardId(NamedTuple):
 Copy = tuple[int, ShardId]  # a pod, and a shard that it holds
 
 
+class Held(NamedTuple):
+    """The ranks whose shards of a checkpoint a pod holds."""
+
+    checkpoint: CheckpointId
+    ranks: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The shards in the memory of a pod, and its launcher's address; sent when the launcher joins an attempt."""
 
     host: str = ""  # address at which other launchers reach it
     port: int = 0
-    shards: list[ShardId] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)  # each checkpoint once: a leader reads the inventories of all pods
+
+    @classmethod
+    def of(cls, host: str, port: int, shards: Iterable[ShardId]) -> Inventory:
+        """The inventory of a pod that holds these shards, whole."""
+        held: dict[CheckpointId, list[int]] = {}
+        for checkpoint, rank in sorted(shards):
+            held.setdefault(checkpoint, []).append(rank)
+        return cls(host, port, [Held(*each) for each in held.items()])
 
 
 @dataclass(frozen=True)
@@ -116,9 +131,10 @@ _Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and ra
 def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy]) -> _Holders:
     holders: _Holders = {}
     for pod, inventory in sorted(inventories.items()):
-        for shard in inventory.shards:
-            if (pod, shard) not in unreadable:
-                holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
+        for checkpoint, ranks in inventory.held:
+            for rank in ranks:
+                if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
+                    holders.setdefault(checkpoint, {}).setdefault(rank, []).append(pod)
     return holders
 
 

@@ -168,7 +168,7 @@ class MemoryService:
         """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory(address, self._port, self._store.shards())
+        return Inventory.of(address, self._port, self._store.shards())
 
     def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int], readers: list[int]) -> None:
         """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.

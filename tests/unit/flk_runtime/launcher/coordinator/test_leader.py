@@ -587,7 +587,7 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
 
     def restored() -> int:
         for pod in range(2):
-            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("", 1, shards)), job.now)
+            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory.of("", 1, shards)), job.now)
         job.wait(60)
         plan = job.sent[0][-2]
         assert isinstance(plan, MemoryPlan)

@@ -19,7 +19,7 @@ NODES = {0: "node-a", 1: "node-b"}
 
 def held(*checkpoints: CheckpointId, ranks: tuple[int, ...] = (0, 1)) -> Inventory:
     """What a pod holds: the shards of these ranks."""
-    return Inventory("10.0.0.1", 5000, [ShardId(checkpoint, rank) for checkpoint in checkpoints for rank in ranks])
+    return Inventory.of("10.0.0.1", 5000, [ShardId(checkpoint, rank) for checkpoint in checkpoints for rank in ranks])
 
 
 def saved(step: int, number: int, attempt: str = "first") -> CheckpointId:

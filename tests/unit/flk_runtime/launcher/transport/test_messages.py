@@ -66,7 +66,7 @@ EXAMPLES: list[Message] = [
     Heartbeat(PodStatus(3, [RankStatus(0, 1, 12, beat=0.5, samples=3, pending=1)])),
     Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]))),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-    Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
+    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7),
     Restored(3, 7, "memory"),
     CopiesUnreadable(3, [(1, SHARD)]),
     Leave(),
