@@ -220,7 +220,7 @@ class Launchers:
             for number in (1, 2):
                 save = CheckpointId(f"{self._attempt:032x}", 100 * number, self.pods * RANKS, number)
                 shards += [ShardId(save, rank) for rank in ranks]
-        memory = Inventory("127.0.0.1", 40000, shards)
+        memory = Inventory.of("127.0.0.1", 40000, shards)
         launcher.connection.send(
             Join(f"gpt-worker-{pod}", f"node-{pod}", memory=memory, step=200 + 100 * self._attempt)
         )

@@ -115,6 +115,21 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
 
 
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
+def test_modules_of_the_script_shadow_those_of_python(forked_pods: Callable[..., Pods]) -> None:
+    """Also those that torch has imported before; but none that Python itself finds first."""
+    script = """
+        import calendar, io, json, statistics, time, torch
+        print([getattr(each, "OWN", None) for each in (calendar, io, json, statistics, time)])
+    """
+    job = forked_pods(script=script)
+    (job.folder / "json").mkdir()  # without __init__.py it shadows nothing
+    for name in ("calendar", "io", "statistics", "time"):
+        job.write("OWN = 1", f"{name}.py")
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] [1, None, None, 1, None]\n" in job.log()
+
+
 def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 2, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")

@@ -142,8 +142,19 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def interface_with_address(address: str) -> str:
-    """Name of the network interface that has this IPv4 address, or an empty string, as for an IPv6 address."""
+def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6")) -> str:
+    """Name of the network interface that has this IPv4 or IPv6 address, or an empty string.
+
+    ``table`` lists the IPv6 addresses, in hex without colons in the first column, and the interface in the last one.
+    """
+    if ":" in address:
+        with contextlib.suppress(OSError):
+            wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+            for line in table.read_text().splitlines():
+                words = line.split()
+                if words[0] == wanted:
+                    return words[-1]
+        return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

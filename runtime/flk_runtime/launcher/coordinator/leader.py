@@ -338,14 +338,17 @@ class Leader:
         if self._telemetry:
             self._telemetry.start_attempt(number, self._latest.places)
         inventories = {pod: join.memory for pod, join in self._joined.items()}
-        memory = self._memory_plans.make({pod: self._joined[pod].node for pod in pods}, inventories)
+        plan = self._memory_plans.make({pod: self._joined[pod].node for pod in pods}, inventories)
+        for pod, memory in plan.slices(pods, settings.processes) if plan else ():
+            self._do.send([pod], memory)
+        readers = plan.readers if plan else []
         again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
         self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._do.serve_attempt_store()
-        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, memory, again))
+        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

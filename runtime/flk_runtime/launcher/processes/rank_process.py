@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
 from flk_runtime.contract import pod_layout
@@ -29,6 +29,11 @@ from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
+# What Python imports before the folder of a script is on its path.
+_BEFORE_PATH = frozenset(
+    {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath"}
+    | {"site", "stat"}
+)
 
 
 def run(command: Sequence[str]) -> int:
@@ -151,11 +156,13 @@ def _run(command: Sequence[str]) -> None:
     path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
+        _forget_shadowed(sys.path[0])
         del sys.argv[1]  # while the packages are imported
         code, spec = _find(command[1])
         sys.argv[0] = str(spec.origin)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
+        _forget_shadowed(sys.path[0], os.path.basename(path))
         main.__file__, main.__cached__ = path, None
         main.__loader__ = SourceFileLoader("__main__", path)
         with open(path, "rb") as file:
@@ -166,6 +173,20 @@ def _run(command: Sequence[str]) -> None:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
+
+
+def _forget_shadowed(folder: str, script: str = "") -> None:
+    """Forget the modules of Python's library that modules in ``folder`` shadow, so that imports find those of the user.
+
+    They were imported before this folder was on the path. A script's own name shadows none: it is seldom meant.
+    """
+    roots = {name.partition(".")[0] for name in sys.modules}.intersection(sys.stdlib_module_names)
+    for root in roots - _BEFORE_PATH - {script.removesuffix(".py")}:
+        spec = getattr(sys.modules.get(root), "__spec__", None)
+        beside = PathFinder.find_spec(root, [folder]) if spec and spec.has_location else None
+        if beside and beside.origin:
+            for name in [each for each in sys.modules if each.partition(".")[0] == root]:
+                del sys.modules[name]
 
 
 def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:

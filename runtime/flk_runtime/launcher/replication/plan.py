@@ -7,7 +7,7 @@ all shards were written in the same attempt, so shards of two states never meet.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -31,13 +31,28 @@ class ShardId(NamedTuple):
 Copy = tuple[int, ShardId]  # a pod, and a shard that it holds
 
 
+class Held(NamedTuple):
+    """The ranks whose shards of a checkpoint a pod holds."""
+
+    checkpoint: CheckpointId
+    ranks: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The shards in the memory of a pod, and its launcher's address; sent when the launcher joins an attempt."""
 
     host: str = ""  # address at which other launchers reach it
     port: int = 0
-    shards: list[ShardId] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)  # each checkpoint once: a leader reads the inventories of all pods
+
+    @classmethod
+    def of(cls, host: str, port: int, shards: Iterable[ShardId]) -> Inventory:
+        """The inventory of a pod that holds these shards, whole."""
+        held: dict[CheckpointId, list[int]] = {}
+        for checkpoint, rank in sorted(shards):
+            held.setdefault(checkpoint, []).append(rank)
+        return cls(host, port, [Held(*each) for each in held.items()])
 
 
 @dataclass(frozen=True)
@@ -45,46 +60,69 @@ class Restore:
     """A checkpoint in memory from which an attempt starts."""
 
     checkpoint: CheckpointId
-    holders: list[list[int]]  # the pods that hold each shard
-    new_readers: list[int] = field(default_factory=list)  # empty: each shard is read by the rank that wrote it
+    holders: dict[int, list[int]]  # by rank of the checkpoint: the pods that hold its shard
     doubtful: bool = False  # an earlier attempt could not read it, and there is no other
-
-    @property
-    def readers(self) -> list[int]:
-        """The rank that reads each shard, and whose pod keeps it."""
-        return self.new_readers or list(range(len(self.holders)))
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The plan for checkpoints in memory in one attempt, the same for all pods."""
+    """What one pod has to know of the plan for checkpoints in memory in one attempt."""
 
     attempt_id: str  # identifies the attempt among the attempts of all jobs, also if the leader was replaced
-    addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
-    partners: dict[int, int] = field(default_factory=dict)
-    """The pod that gets copies of each pod's shards; empty in a job of one pod."""
-    restore: Restore | None = None
+    partner: int | None = None  # the pod that gets copies of this pod's shards; None in a job of one pod
+    copied: int | None = None  # the pod of whose shards this pod gets copies
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Host and port of the launchers that this one connects to: of the partner, and of holders."""
+    restore: Restore | None = None  # with the holders of those shards that ranks of this pod read
     others: list[CheckpointId] = field(default_factory=list)
     """Other whole checkpoints: an attempt that cannot read the first one falls back to them."""
 
-    def copied_by(self, pod: int) -> int | None:
-        """The pod of whose shards ``pod`` gets copies."""
-        return next((other for other, partner in self.partners.items() if partner == pod), None)
+    def copied_at_first(self, pod: int, world_size: int) -> list[ShardId]:
+        """The shards of the checkpoint to restore that this pod sends to its partner before anything is saved.
 
-    def copied_at_first(self, pod: int, own: range, world_size: int) -> list[ShardId]:
-        """The shards of the checkpoint to restore that a pod sends to its partner before anything is saved.
-
-        So two pods hold each shard, also after one of them was lost, and after the partners have changed. ``own`` are
-        the ranks of the pod, of ``world_size``.
+        So two pods hold each shard, also after one of them was lost, and after the partners have changed.
         """
         if self.restore is None:
             return []
-        same, readers = self.restore.checkpoint.world_size == world_size, self.restore.readers
+        same = self.restore.checkpoint.world_size == world_size
         return [
             ShardId(self.restore.checkpoint, shard)
-            for shard, holders in enumerate(self.restore.holders)
-            if readers[shard] in own and self.partners.get(pod) not in holders and (same or holders == [pod])
+            for shard, holders in self.restore.holders.items()
+            if self.partner not in holders and (same or holders == [pod])
         ]
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The plan for checkpoints in memory in one attempt, as the leader makes it."""
+
+    attempt_id: str
+    addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
+    partners: dict[int, int]  # which pod gets copies of a pod's shards; empty in a job of one pod
+    readers: list[int]
+    """The rank that reads each shard of the checkpoint to restore; empty: the rank that wrote it."""
+    restore: Restore | None = None
+    others: list[CheckpointId] = field(default_factory=list)
+
+    def slices(self, pods: Sequence[int], processes: int) -> Iterator[tuple[int, MemoryPlan]]:
+        """The part of the plan for each pod, made one after the other, since all of them together take much memory.
+
+        ``pods`` take part, in the order of their ranks, with ``processes`` ranks each.
+        """
+        shards: dict[int, list[int]] = {pod: [] for pod in pods}  # by the pod that reads them
+        holders = self.restore.holders if self.restore else {}
+        for shard in holders:
+            reader = self.readers[shard] if self.readers else shard
+            shards[pods[reader // processes]].append(shard)
+        copied = {partner: pod for pod, partner in self.partners.items()}
+        for pod in pods:
+            read, partner = {shard: holders[shard] for shard in shards[pod]}, self.partners.get(pod)
+            asked = {holder for holding in read.values() for holder in holding} - {pod}
+            if partner is not None:
+                asked.add(partner)
+            addresses = {other: self.addresses[other] for other in sorted(asked)}
+            restore = self.restore and replace(self.restore, holders=read)
+            yield pod, MemoryPlan(self.attempt_id, partner, copied.get(pod), addresses, restore, self.others)
 
 
 _Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
@@ -93,9 +131,10 @@ _Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and ra
 def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy]) -> _Holders:
     holders: _Holders = {}
     for pod, inventory in sorted(inventories.items()):
-        for shard in inventory.shards:
-            if (pod, shard) not in unreadable:
-                holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
+        for checkpoint, ranks in inventory.held:
+            for rank in ranks:
+                if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
+                    holders.setdefault(checkpoint, {}).setdefault(rank, []).append(pod)
     return holders
 
 
@@ -117,7 +156,7 @@ def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = f
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
-    return Restore(best, [pods for _, pods in sorted(holders[best].items())])
+    return Restore(best, dict(sorted(holders[best].items())))
 
 
 def partners(nodes: Mapping[int, str]) -> dict[int, int]:
@@ -149,7 +188,7 @@ def new_readers(restore: Restore, pods: Sequence[int], processes: int) -> list[i
     first = {pod: index * processes for index, pod in enumerate(pods)}  # rank of each pod
     load = dict.fromkeys(pods, 0)
     found = []
-    for holders in restore.holders:
+    for holders in restore.holders.values():
         pod = min([pod for pod in holders if pod in load] or load, key=lambda each: (load[each], each))
         found.append(first[pod] + load[pod] % processes)
         load[pod] += 1
@@ -168,7 +207,7 @@ class MemoryPlans:
         """Do not read these copies again, as long as there are others."""
         self._unreadable |= set(copies)
 
-    def make(self, nodes: Mapping[int, str], inventories: Mapping[int, Inventory | None]) -> MemoryPlan | None:
+    def make(self, nodes: Mapping[int, str], inventories: Mapping[int, Inventory | None]) -> JobPlan | None:
         """Choose the checkpoint from which an attempt starts, and the partners in it, and log what is lost.
 
         ``nodes`` are the nodes of the pods that take part, in the order of their ranks. ``inventories`` may be of more
@@ -185,10 +224,9 @@ class MemoryPlans:
         restore = newest_whole(known, self._unreadable)
         others = [each for each in _whole(holders) if restore and each != restore.checkpoint]
         self._log_loss(holders, restore, others)
-        if restore:
-            restore = replace(restore, new_readers=new_readers(restore, list(nodes), self._processes))
+        readers = new_readers(restore, list(nodes), self._processes) if restore else []
         addresses = {pod: (inventory.host, inventory.port) for pod, inventory in known.items()}
-        return MemoryPlan(uuid.uuid4().hex, addresses, partners(nodes), restore, others)
+        return JobPlan(uuid.uuid4().hex, addresses, partners(nodes), readers, restore, others)
 
     def _log_loss(self, holders: _Holders, restore: Restore | None, others: Sequence[CheckpointId]) -> None:
         if restore:

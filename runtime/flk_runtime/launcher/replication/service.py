@@ -68,13 +68,16 @@ class _Attempt:
         fetcher: Fetcher,
         own: range,
         copied: Sequence[int],
-        has_partner: bool,
+        readers: list[int],
     ) -> None:
-        """``own`` are the ranks of this pod, and ``copied`` the ranks of which it gets copies."""
+        """``own`` are the ranks of this pod, and ``copied`` the ranks of which it gets copies.
+
+        ``readers``: the rank that reads each shard of the checkpoint that is restored; empty: the rank that wrote it.
+        """
         self.number, self.plan, self.partner, self.fetcher, self.own = number, plan, partner, fetcher, own
         self.held = [*own, *copied]
         """The ranks whose shards this pod holds."""
-        self.has_partner = has_partner
+        self.readers = readers or list(range(plan.restore.checkpoint.world_size if plan.restore else 0))
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.counts_third = False  # whether each rank may need a third file, which storage reads
@@ -85,8 +88,7 @@ class _Attempt:
         restore = self.plan.restore
         if restore is None:
             return set()
-        readers = restore.readers
-        return {each for each in held if each.checkpoint == restore.checkpoint and readers[each.rank] not in self.own}
+        return {each for each in held if each.checkpoint == restore.checkpoint and each.rank not in restore.holders}
 
     def need(self) -> int:
         """The worst-case bytes of this pod over all possible partners.
@@ -98,7 +100,7 @@ class _Attempt:
         for rank, size in self.sizes.items():
             pods[rank // len(self.own)] = pods.get(rank // len(self.own), 0) + size
         own = pods.pop(self.own[0] // len(self.own), 0)
-        partner = max(pods.values(), default=0) if self.has_partner else 0
+        partner = max(pods.values(), default=0) if self.plan.partner is not None else 0
         return (2 + self.counts_third) * own + 2 * partner
 
 
@@ -166,12 +168,12 @@ class MemoryService:
         """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory(address, self._port, self._store.shards())
+        return Inventory.of(address, self._port, self._store.shards())
 
-    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int]) -> None:
+    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int], readers: list[int]) -> None:
         """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.
 
-        Without a ``plan`` nothing is kept.
+        ``readers`` are the ranks that read each shard; empty: who wrote them. Without a ``plan`` nothing is kept.
         """
         restore = plan.restore if plan else None
         self._store.keep_only(
@@ -184,16 +186,16 @@ class MemoryService:
             return
         pod, processes = self._settings.pod, self._settings.processes
         ranks = {each: range(index * processes, (index + 1) * processes) for index, each in enumerate(pods)}
-        target, source = plan.partners.get(pod), plan.copied_by(pod)
+        target = plan.partner
         partner = Partner(
             self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
         )
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        others = () if source is None else ranks[source]
-        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, target is not None)
+        others = () if plan.copied is None else ranks[plan.copied]
+        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, readers)
         with self._lock:
             self._attempt = attempt
-        copied = plan.copied_at_first(pod, ranks[pod], len(pods) * processes)
+        copied = plan.copied_at_first(pod, len(pods) * processes)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return
@@ -282,7 +284,7 @@ class MemoryService:
         if restore is None:
             return None
         copies = sorted(shard.rank for shard in attempt.read_elsewhere(self._store.shards()))
-        return messages.Restorable(restore.checkpoint.step, restore.readers, restore.doubtful, len(attempt.own), copies)
+        return messages.Restorable(restore.checkpoint.step, attempt.readers, restore.doubtful, len(attempt.own), copies)
 
     def _get_file(self, attempt: _Attempt, rank: int) -> Answer:
         """The file of one shard of the checkpoint that is restored.
@@ -293,7 +295,9 @@ class MemoryService:
         if restore is None:
             return Failed("nothing is restored")
         shard = ShardId(restore.checkpoint, rank)
-        holders = restore.holders[rank]
+        if rank not in restore.holders and not self._store.path(shard):
+            return Failed(f"the shard of rank {rank} is read in another pod")
+        holders = restore.holders.get(rank, [self._settings.pod])
         try:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
@@ -331,7 +335,7 @@ class MemoryService:
         if needed <= _NOTICEABLE * attempt.logged_bytes:
             return
         attempt.logged_bytes = needed
-        partner = attempt.plan.partners.get(self._settings.pod)
+        partner = attempt.plan.partner
         where = "of this pod" if partner is None else f"of this pod and of pod {partner}"
         self._log(
             f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of "

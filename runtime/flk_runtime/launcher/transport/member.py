@@ -14,7 +14,7 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.records.history import job_record, new_record
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
@@ -78,6 +78,7 @@ class Member:
         self._former, self._check = former, check
         self._again = False  # the job has had attempts before this launcher began
         self._ready: _Ready | None = None  # for the next attempt; None: ranks run
+        self._plan: MemoryPlan | None = None  # of the attempt that starts next
         self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._status: PodStatus | None = None
@@ -187,7 +188,10 @@ class Member:
 
     def _handle(self, message: Message, peer: Peer) -> None:
         match message:
+            case MemoryPlan():
+                self._plan = message
             case messages.AttemptStarted():
+                message, self._plan = replace(message, memory=self._plan), None
                 self._attempt, self._ready = message, None
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)

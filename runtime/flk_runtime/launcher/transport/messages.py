@@ -24,7 +24,7 @@ class FromMember:
 
 
 class FromLeader:
-    """The base class of messages from the leader to a member. `Refused` comes from it too."""
+    """The base class of messages from the leader to a member. `MemoryPlan` and `Refused` come from it too."""
 
 
 # From a member to the leader -------------------------------------------------------------------------------------
@@ -172,7 +172,10 @@ class AttemptStarted(FromLeader):
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
     order: str  # the pods that take part, in the order of their ranks, as ranges
-    memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
+    readers: list[int] = field(default_factory=list)
+    """The rank that reads each shard of the checkpoint in memory; empty: the rank that wrote it."""
+    memory: MemoryPlan | None = None
+    """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
     again: bool = False  # it is not the first one of the job
 
     @property
@@ -254,6 +257,8 @@ class LeaderLost:
     failure: Failure
 
 
-Message = FromMember | FromLeader | Refused
-Event = FromLeader | Refused | LeaderLost | ThreadFailed
-MESSAGES: Final[Registry[Message]] = Registry([*FromMember.__subclasses__(), *FromLeader.__subclasses__(), Refused])
+Message = FromMember | FromLeader | MemoryPlan | Refused
+Event = FromLeader | MemoryPlan | Refused | LeaderLost | ThreadFailed
+MESSAGES: Final[Registry[Message]] = Registry(
+    [*FromMember.__subclasses__(), *FromLeader.__subclasses__(), MemoryPlan, Refused]
+)

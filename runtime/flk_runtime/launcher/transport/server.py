@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.control import start_thread
@@ -22,9 +22,6 @@ from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, 
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Acceptor, Connection, Refused, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.coordinator.leader import Leader
 
 _FAREWELL = 10.0  # seconds in which a launcher that is not admitted must have read that
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
@@ -45,6 +42,18 @@ class _Member(Peer):
 
 
 _Arrival = tuple[Connection[Message], str, Message]  # an authenticated connection, its address and its first message
+
+
+class Leader(Protocol):
+    """The methods of `flk_runtime.launcher.coordinator.leader.Leader` that the server calls; see there."""
+
+    def connected(self, pod: int, incarnation: str) -> None: ...
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
+    def received(self, pod: int, message: Message, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def due(self) -> float | None: ...
+    @property
+    def all_know_the_end(self) -> bool: ...
 
 
 class Server:

@@ -13,7 +13,7 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport.messages import (
@@ -587,10 +587,10 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
 
     def restored() -> int:
         for pod in range(2):
-            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("", 1, shards)), job.now)
+            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory.of("", 1, shards)), job.now)
         job.wait(60)
-        plan = job.latest(0).memory
-        assert plan
+        plan = job.sent[0][-2]
+        assert isinstance(plan, MemoryPlan)
         assert plan.restore
         return plan.restore.checkpoint.step
 

@@ -48,8 +48,8 @@ from tests.support.messages import check_types, replaced
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
-RESTORE = Restore(SHARD.checkpoint, [[1, 0], [1]], [0, 1])
-PLAN = MemoryPlan("c3d4", {1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, RESTORE, [SHARD.checkpoint])
+RESTORE = Restore(SHARD.checkpoint, {0: [1, 0], 1: [1]})
+PLAN = MemoryPlan("c3d4", 1, 0, {1: ("10.0.0.2", 80)}, RESTORE, [SHARD.checkpoint])
 STACK = (Frame("train.py", 7, Phase.TRAINING, "loss.backward()"), Frame("train.py", 9, "<module>"))
 COLLECTIVE = Pending("nccl:0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
@@ -66,7 +66,7 @@ EXAMPLES: list[Message] = [
     Heartbeat(PodStatus(3, [RankStatus(0, 1, 12, beat=0.5, samples=3, pending=1)])),
     Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]))),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-    Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
+    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7),
     Restored(3, 7, "memory"),
     CopiesUnreadable(3, [(1, SHARD)]),
     Leave(),
@@ -77,7 +77,8 @@ EXAMPLES: list[Message] = [
     RanksEnded(3, 8),
     RanksEnded(3, None),
     AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, order="0"),
-    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", PLAN),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [0, 1], PLAN),
+    PLAN,
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
     JobEnded(JobRecord("succeeded", 0)),
