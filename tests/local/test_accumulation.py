@@ -251,7 +251,7 @@ with group():
                     dist.all_gather_object(lengths_of_all, len(passes))
                     assert len(set(lengths_of_all)) == 1, (key, lengths_of_all)
                     tell(f"{name} {key} {again}", [loss, numbers])
-            refused("has 0 samples", lambda: list(run.evaluation(Stream(0), 4)))
+            refused("too few samples, 0,", lambda: list(run.evaluation(Stream(0), 4)))
             if run.world_size > 1:
                 none_on_rank_0 = run.evaluation(Stream(3 * (run.rank > 0)), 4, split=False)
                 refused(f"for {run.world_size} ranks", lambda: list(none_on_rank_0))
