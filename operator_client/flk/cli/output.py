@@ -10,6 +10,8 @@ import threading
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from flk.spec.units import short_duration
+
 if TYPE_CHECKING:
     from flk.jobs.state import State
 
@@ -57,6 +59,32 @@ def _finite(value: Any) -> Any:
     return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def progress_line(state: State) -> str:
+    """Return one line about how far a job is: pods, attempt, step, rate, loss, remaining time."""
+    parts = [f"{state.ready}/{state.replicas} pods"]
+    if state.attempts:
+        parts.append(f"attempt {state.attempt}")
+    if state.progress:
+        first = max(state.progress, key=lambda progress: progress.step)
+        parts.append(f"step {first.step}" + (f" of {first.total}" if first.total else ""))
+        if first.step_time is not None:
+            parts.append(f"{first.step_time:.3g} s/step")
+        if first.rate is not None:
+            parts.append(f"{first.rate:.4g} samples/s")
+        for share, what in (
+            (first.mfu, "MFU"),
+            (first.communication, "communication"),
+            (first.data_wait, "waiting for data"),
+        ):
+            if share is not None:
+                parts.append(f"{share:.0%} {what}")
+        if first.loss is not None:
+            parts.append(f"loss {first.loss:.4g}")
+        if first.remaining is not None:
+            parts.append(f"{short_duration(first.remaining)} left")
+    return ", ".join(parts)
+
+
 _CLEAR: str = "\r\x1b[K"
 
 
@@ -77,8 +105,6 @@ class ProgressLine:
         """Replace the line."""
         if not self._is_terminal:
             return
-        from flk.cli.status import progress_line
-
         with self.lock:
             self._progress[state.uid] = f"{state.name}: " * self._several + progress_line(state)
             self._write("; ".join(self._progress.values()))

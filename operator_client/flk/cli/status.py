@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flk.cli.options import Context, Namespace, note, output_format
-from flk.cli.output import cut, items_text, json_text, phase_style, table, width_of, wrapped
+from flk.cli.output import cut, items_text, json_text, phase_style, progress_line, table, width_of, wrapped
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError
 from flk.spec.units import short_duration
@@ -131,32 +131,6 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     phase = str(state.phase)
     shown[0] = shown[0].replace(f" {phase}", f" {styled(phase, phase_style(phase), sys.stdout)}", 1)
     return "".join(f"{line}\n" for line in shown)
-
-
-def progress_line(state: State) -> str:
-    """Return one line about how far a job is: pods, attempt, step, rate, loss, remaining time."""
-    parts = [f"{state.ready}/{state.replicas} pods"]
-    if state.attempts:
-        parts.append(f"attempt {state.attempt}")
-    if state.progress:
-        first = max(state.progress, key=lambda progress: progress.step)
-        parts.append(f"step {first.step}" + (f" of {first.total}" if first.total else ""))
-        if first.step_time is not None:
-            parts.append(f"{first.step_time:.3g} s/step")
-        if first.rate is not None:
-            parts.append(f"{first.rate:.4g} samples/s")
-        for share, what in (
-            (first.mfu, "MFU"),
-            (first.communication, "communication"),
-            (first.data_wait, "waiting for data"),
-        ):
-            if share is not None:
-                parts.append(f"{share:.0%} {what}")
-        if first.loss is not None:
-            parts.append(f"loss {first.loss:.4g}")
-        if first.remaining is not None:
-            parts.append(f"{short_duration(first.remaining)} left")
-    return ", ".join(parts)
 
 
 def _goodput_line(goodput: Goodput) -> str:
