@@ -208,7 +208,8 @@ def flk(
     """
     home = tmp_path_factory.mktemp("home")
     command = ForkedFlk(fork_server, tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
-    command.env |= {"XDG_CACHE_HOME": str(cache_home), "FLK_IMAGE": os.environ.get(*IMAGES["cpu"][1:])}
+    _, variable, name = IMAGES["cpu"]
+    command.env |= {"XDG_CACHE_HOME": str(cache_home), "FLK_IMAGE": os.environ.get(variable, name)}
     yield command
     command.close()
 

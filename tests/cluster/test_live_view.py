@@ -73,11 +73,6 @@ def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
     assert done.code == 0, done.stderr
     for rank in (0, 1):
         assert (tmp_path / f"gpt-rank{rank}.pt.trace.json.gz").stat().st_size > 1000
-    none = flk("profile", "gpt", "--memory", cwd=tmp_path)
-    assert (none.code, none.stderr.splitlines()[-1]) == (
-        2,
-        "error: --memory: rank 0 has no CUDA GPU, and torch keeps no history of other memory",
-    )
     metrics = flk("exec", "gpt", "--", "python", "-c", PAGE).stdout
     left = flk("exec", "gpt", "--", "sh", "-c", "find /tmp -name 'profile-*'").stdout
     assert left == ""
