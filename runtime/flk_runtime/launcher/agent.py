@@ -226,7 +226,8 @@ class Agent:
 
         def join() -> None:
             found = health.check(self.settings, attempt.started.number) if attempt.suspicious else []
-            self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
+            if not self.stop:  # meanwhile
+                self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
 
         if attempt.suspicious:
             start_thread("health", join, self.wakeup.post)
@@ -496,6 +497,8 @@ class Agent:
         return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish_stopped(self, stop: _Stop) -> int:
+        if not stop.by_user:
+            self.member.send_last(messages.Stopping(), LAST_WAIT)
         end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])
         return self.records.finish_stopped(stop.signal, end, history)
 
