@@ -188,7 +188,7 @@ class Leader:
             elif now >= self._round.progress_at:
                 self._round.progress_at = now + _PROGRESS_INTERVAL
                 missing = self._membership.missing(self._joined)
-                if missing and decide(self._history, self._settings.limits).restart:
+                if missing and self._round.start_at is None and decide(self._history, self._settings.limits).restart:
                     count = f"{len(self._joined)} of {self._settings.pods}"
                     self._do.log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
