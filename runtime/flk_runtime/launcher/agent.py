@@ -108,6 +108,7 @@ class PodAttempt:
 
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
+_NO_FORMER_RECORD = "attempts are counted from 1: no record of launchers before these is kept"
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
@@ -226,7 +227,8 @@ class Agent:
 
         def join() -> None:
             found = health.check(self.settings, attempt.started.number) if attempt.suspicious else []
-            self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
+            if not self.stop:  # meanwhile
+                self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
 
         if attempt.suspicious:
             start_thread("health", join, self.wakeup.post)
@@ -466,6 +468,8 @@ class Agent:
             if reached and step == 0:
                 number = attempt.started.number + 1
                 self.records.log(f"attempt {number} began at step 0 again; step {reached} had been reached before")
+            if not (attempt.started.number or self.settings.records or self.settings.parent) and step > 0:
+                self.records.log(_NO_FORMER_RECORD)
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
@@ -496,6 +500,8 @@ class Agent:
         return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish_stopped(self, stop: _Stop) -> int:
+        if not stop.by_user:
+            self.member.send_last(messages.Stopping(), LAST_WAIT)
         end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])
         return self.records.finish_stopped(stop.signal, end, history)
 

@@ -243,6 +243,9 @@ def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
                 f"{pod_env.PODS}, {pod_env.POD_INDEX} and {pod_env.RDZV_ENDPOINT}"
             )
         index, address, port = (environ[name] for name in names)
+        for name, value, limit in (names[0], index, int(pods)), (names[2], port, 1 << 16):
+            if not _NUMBER.fullmatch(value) or int(value) >= limit:
+                raise SetupError(f"{name} must be a number below {limit}, not {value!r} (PET_NNODES={pods})")
         found[pod_env.POD_INDEX] = index
         found[pod_env.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if not environ.get(pod_env.PROCESSES):

@@ -155,6 +155,8 @@ class Leader:
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
             case messages.CopiesUnreadable(attempt, copies) if self._is_current(attempt):  # else its end may be why
                 self._memory_plans.exclude(copies)
+            case messages.Stopping() if not self._record:
+                self._go_on_without(pod, now)
             case messages.Leave():
                 self._left.add(pod)
             case messages.Heartbeat(status) if status:
@@ -186,7 +188,7 @@ class Leader:
             elif now >= self._round.progress_at:
                 self._round.progress_at = now + _PROGRESS_INTERVAL
                 missing = self._membership.missing(self._joined)
-                if missing and decide(self._history, self._settings.limits).restart:
+                if missing and self._round.start_at is None and decide(self._history, self._settings.limits).restart:
                     count = f"{len(self._joined)} of {self._settings.pods}"
                     self._do.log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
@@ -241,6 +243,17 @@ class Leader:
         self._latest.waiting.pop(pod, None)
         if self._joined.pop(pod, None) and self._round:
             self._round.start_at = None
+
+    def _go_on_without(self, pod: int, now: float) -> None:
+        """Wait no longer for a pod that has to stop and runs no rank, and end the attempt if it has begun with it."""
+        self._membership.leave(pod)
+        self._unjoin(pod)
+        latest = self._latest
+        if self._runs and pod in latest.training and not (latest.preemption or latest.secondary):
+            name, node = latest.places[pod]
+            stopped = replace(self._lost(pod, "received a signal to stop"), kind=self._stop_kind)
+            self._end_attempt(replace(stopped, pod_name=name, node=node), now)
+        self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
         """Start the next attempt, or note when it may start, if enough members have joined."""

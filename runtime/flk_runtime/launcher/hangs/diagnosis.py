@@ -143,13 +143,14 @@ def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
     if len(inside) > 1:
         rare, usual = inside[-1][0], inside[0][0]
         ranks = tuple(rank for rank, name in sorted(where.items()) if name == rare)
-        return Diagnosis(ranks, f"{_is(ranks)} in {rare}, the others in {usual}")
+        return Diagnosis(ranks, f"{_is(ranks)} in {rare}, others in {usual}")
     keys = collections.Counter(each.key for each in snapshots).most_common()
     rare_key = keys[-1][0] if len(keys) > 1 and keys[-1][1] < keys[0][1] else None
     odd = [each for each in snapshots if rare_key is None or each.key == rare_key]
-    does = _common_activity(odd) or "are at different places"
-    ranks = tuple(sorted(each.rank for each in odd))
-    return Diagnosis(ranks, f"do the same: each {does}" if len({each.key for each in odd}) < len(odd) else does)
+    does = _common_activity(odd)
+    if does and len(odd) > 1:
+        does = f"do the same: each {does}"
+    return Diagnosis(tuple(sorted(each.rank for each in odd)), does or "are at different places")
 
 
 def _is(ranks: Sized) -> str:

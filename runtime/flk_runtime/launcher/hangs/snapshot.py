@@ -26,7 +26,8 @@ from flk_runtime.wire import MessageError
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
-_SETTLED: Final = 0.2  # seconds without a change after which they are complete
+_SETTLED: Final = 0.2  # seconds without a change after which they are complete,
+_LAST_FRAME: Final = " in <module>\n"  # unless the process wants to run, and this is not what they end with
 _ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
 _WORKERS: Final = 8  # processes of a rank whose stacks are read
 _WORKERS_TIMEOUT: Final = 3.0  # seconds for all of them
@@ -192,7 +193,9 @@ def _ask_for_stacks(pid: int, stacks: Path) -> str:
         latest = _size(stacks)
         if latest != size:
             size, changed = latest, time.monotonic()
-        elif size > begin and time.monotonic() - changed > _SETTLED:
+            continue
+        settled = size > begin and time.monotonic() - changed > _SETTLED
+        if settled and (process_state(pid) != "R" or _read(stacks, begin, size).endswith(_LAST_FRAME)):
             break
     return _read(stacks, begin, size)
 

@@ -93,9 +93,10 @@ class Preparation:
         words = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
         code, lines = self._call([*words, *requirements], "pip")
         if code:
-            unreached = any(map(_UNREACHED.search, lines)) and not any(map(_FINAL.search, lines))
+            unreached = [] if any(map(_FINAL.search, lines)) else list(filter(_UNREACHED.search, lines))
             errors = [line for line in lines if line.startswith(("ERROR: ", "error: "))]
-            said = (errors or lines or ["it says nothing"])[-1]
+            said = (unreached[:1] or errors or lines or ["it says nothing"])[-1]
+            said = re.sub("^(ERROR|error): ", "", said)
             kind = Kind.UNPREPARED if unreached else Kind.USAGE
             raise PreparationError(f"pip cannot install the packages: {said}", lines, kind)
         self._log(f"installed packages in {time.monotonic() - begin:.0f} s")
@@ -148,6 +149,8 @@ class Preparation:
     def _call(self, words: list[str], name: str) -> tuple[int, list[str]]:
         """Run a command, whose output goes to stderr. Returns its exit code and its last lines."""
         environ = {"PIP_RETRIES": _RETRIES, **os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
+        for variable in ("PIP_TARGET", "PIP_PREFIX"):
+            environ.pop(variable, None)
         parent = os.getpid()
         lines: deque[str] = deque(maxlen=_KEPT)
         with subprocess.Popen(

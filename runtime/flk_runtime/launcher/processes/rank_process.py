@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import importlib
 import importlib.util
 import inspect
 import io
@@ -16,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -28,6 +28,8 @@ from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
+_FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
+_reports: list[dict[str, Any]] = []  # of a failure, to send when this rank's exit handlers have run
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 # What Python imports before the folder of a script is on its path.
 _BEFORE_PATH = frozenset(
@@ -48,11 +50,11 @@ def run(command: Sequence[str]) -> int:
     host.name_process(f"rank {os.environ.get('RANK', '')}")  # the ranks of a pod have one command line
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     observer.start()
-    _count_steps()
     try:
+        _count_steps()
         _run(command)
     except SystemExit as exit_:
-        return _exit_code(exit_)
+        return _exit_code(exit_, reports=os.getpid() == rank)
     except BaseException as error:
         return _fail(error, reports=os.getpid() == rank)
     finally:
@@ -73,8 +75,9 @@ def _tell_of_groups() -> None:
 def _fail(error: BaseException, *, reports: bool) -> int:
     """Report the exception that ends this process, print it, and return the exit code."""
     # A handler of torch's DataLoader raises RuntimeError when a worker has died, wherever the rank is then.
-    with contextlib.suppress(Exception):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for _ in range(2):
+        with contextlib.suppress(Exception):  # what the handler raises for a signal that has come already
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
     hook = _hook()
     if reports:
@@ -106,9 +109,35 @@ def _hook() -> Any:
 
 
 def _count_steps() -> None:
-    """Count the steps of optimizers. A script that cannot import torch fails itself, if it needs it."""
-    with contextlib.suppress(Exception):
-        optimizer_steps.count(importlib.import_module(optimizer_steps.MODULE))
+    """Count the steps of optimizers, from the script's import of torch on."""
+    if module := sys.modules.get(optimizer_steps.MODULE):
+        optimizer_steps.count(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(optimizer_steps.MODULE, optimizer_steps.count))
+
+
+class _AfterImport:
+    """A finder (sys.meta_path) that calls a function with one module when the script has imported it."""
+
+    def __init__(self, name: str, function: Callable[[types.ModuleType], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec that the other finders have for the module; None for every other module."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                self._function(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def run_exit_handlers(code: int) -> int:
@@ -122,13 +151,32 @@ def run_exit_handlers(code: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
+    for report in _reports:
+        failure_report.send(report)
     threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
-    _flush_files()  # before files end together with what they write to, in any order
+    flushed = _flush()  # before files end together with what they write to, in any order
     sys.modules.pop("__main__", None)
     with contextlib.suppress(BaseException):
         gc.collect()
-    _flush_files()
+    if flushed:
+        _flush()
     return code
+
+
+def _flush() -> bool:
+    """Write what open files have in their buffers, and return whether that has come to its end.
+
+    A thread does, since another one may hold a file for ever, as while it writes to a full pipe.
+    """
+    thread = threading.Thread(target=_flush_files, daemon=True)
+    with contextlib.suppress(BaseException):
+        try:
+            thread.start()
+        except RuntimeError:  # at a limit of processes
+            _flush_files()
+        else:
+            thread.join(_FLUSH_SECONDS)
+    return not thread.is_alive()
 
 
 def _flush_files() -> None:
@@ -202,12 +250,16 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
     return code, spec
 
 
-def _exit_code(exit_: SystemExit) -> int:
+def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         code = (exit_.code or 0) & 0xFF
     else:
-        print(text_of(exit_.code), file=sys.stderr)
-        code = 1
+        code, text = 1, text_of(exit_.code)
+        print(text, file=sys.stderr)
+        if reports:
+            # Sent by `run_exit_handlers`: when the launcher knows of it, it ends the ranks, which may be writing.
+            report = {"kind": Kind.EXIT, "type": "SystemExit", "message": text, "traceback": "", "time": time.time()}
+            _reports.append(report | {"exit_code": 1})
     failure_report.exits_with_failure = code not in (0, ExitCode.PREEMPTED)
     return code
 

@@ -220,6 +220,8 @@ class MemoryPlans:
             if known:
                 self._log(f"no checkpoints are kept in memory, because pod {min(without)} keeps none")
             return None
+        held = {(pod, shard) for pod, inventory in known.items() for shard in inventory.shards}
+        self._unreadable &= held  # a pod that was replaced may receive the shard anew
         holders = _holders(known, frozenset())
         restore = newest_whole(known, self._unreadable)
         others = [each for each in _whole(holders) if restore and each != restore.checkpoint]

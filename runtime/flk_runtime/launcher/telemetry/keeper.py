@@ -88,6 +88,7 @@ class Keeper:
         self._slow: Mapping[int, float] = {}
         self._of_all: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
         self._look_at = 0.0  # time of the next look, by time.monotonic
+        self._sample_at = 0.0  # from when on a status becomes a sample: some time after the latest line of metrics
 
     def resume(self, former: Telemetry) -> None:
         """Go on after the measurements that former launchers have kept."""
@@ -112,7 +113,9 @@ class Keeper:
         with self._lock:
             self._total = found.total or self._total
             self._diverged = found.diverged(self._diverged)
-            self._look(time.monotonic())
+            now = time.monotonic()
+            self._look(now)
+            self._sample_at = now + _LOOK
             sample = Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all)
             self._history.add(sample)
 
@@ -125,7 +128,7 @@ class Keeper:
                 return
             self._ranks[pod] = status.ranks
             step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
-            if pod == 0 and now >= self._look_at and self._is_ahead(step):
+            if pod == 0 and now >= max(self._look_at, self._sample_at) and self._is_ahead(step):
                 self._look(now)
                 self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
 

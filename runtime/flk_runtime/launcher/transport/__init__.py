@@ -10,6 +10,7 @@ frame, with an authentication code (`flk_runtime.wire`). The leader (`launcher.c
   failure is a consequence of another one, the leader waits at most half a second for a failure that is not.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
+- A launcher that has to stop sends Stopping when no rank of its pod runs, so that nobody waits for it.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
   JobEnded, which members answer with Leave.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class Member:
         self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._status: PodStatus | None = None
-        self._loop: PeerLoop[Peer, FromMember | _Ready] = PeerLoop()
+        self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
 
     def start(self) -> None:
         """Start the thread, which connects to the leader and joins the first attempt."""
@@ -91,6 +92,13 @@ class Member:
     def send(self, message: FromMember) -> None:
         """Send the leader a message, or its successor. Any thread may call this."""
         self._loop.put(message)
+
+    def send_last(self, message: FromMember, seconds: float) -> None:
+        """Send a message, and wait at most ``seconds`` until it and all before it have been sent."""
+        sent = threading.Event()
+        self._loop.put(message)
+        self._loop.put(sent)
+        sent.wait(seconds)
 
     def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
@@ -164,11 +172,13 @@ class Member:
         if status and status.usage and self._status is status:
             self._status = replace(status, usage=None)
 
-    def _take(self, item: FromMember | _Ready, peer: Peer) -> None:
+    def _take(self, item: FromMember | _Ready | threading.Event, peer: Peer) -> None:
         """Do what another thread of this process wants."""
         if isinstance(item, _Ready):
             self._ready = item
             self._join(peer, item)
+        elif isinstance(item, threading.Event):
+            item.set()
         else:
             if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
                 last = replace(self._history[-1], restored=item.step, restored_from=item.source)

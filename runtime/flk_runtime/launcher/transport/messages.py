@@ -115,6 +115,11 @@ class CopiesUnreadable(FromMember):
 
 
 @dataclass(frozen=True)
+class Stopping(FromMember):
+    """This launcher has to stop, and no rank of its pod runs."""
+
+
+@dataclass(frozen=True)
 class Leave(FromMember):
     """The member knows how the job ended."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,3 +98,33 @@ def test_a_beginning_that_the_script_corrects_before_its_first_step_is_told_agai
     assert attempt.begun
     assert len(told) == 2
     assert (attempt.history[-1].restored, lines) == (7, [])
+
+
+@pytest.mark.parametrize(("records", "lines"), [("", 1), ("gpt-record", 0)])
+def test_a_job_that_goes_on_without_a_record_of_its_attempts_says_so(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, records: str, lines: int
+) -> None:
+    page, log = ProgressPage.private(), list[str]()
+    attempt = PodAttempt(AttemptStarted(0, "10.0.0.1", 29500, [Attempt(0, 10.0, restored=7, restored_from="")], "0"))
+    agent.settings = Settings(("train.py",), records=records)
+    for name, value in {
+        "ranks": [SimpleNamespace(progress=page)],
+        "records": SimpleNamespace(log=log.append),
+        "rendezvous": True,
+    }.items():
+        monkeypatch.setattr(agent, name, value, raising=False)
+    page.restored_from, page.restored = SOURCES.index(""), 7
+    page.record_step(8)
+    agent._report_restored(attempt)
+    assert log == ["attempts are counted from 1: no record of launchers before these is kept"] * lines
+
+
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGTERM, [messages.Stopping()]), (signal.SIGINT, [])])
+def test_the_leader_is_told_of_a_launcher_that_has_to_stop(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, number: int, told: list[messages.Message]
+) -> None:
+    sent: list[messages.Message] = []
+    agent.member = SimpleNamespace(send_last=lambda message, seconds: sent.append(message))  # type: ignore[assignment]
+    monkeypatch.setattr(agent, "records", SimpleNamespace(finish_stopped=lambda *arguments: 143), raising=False)
+    assert agent._finish_stopped(launcher._Stop(number, 0.0)) == 143
+    assert sent == told

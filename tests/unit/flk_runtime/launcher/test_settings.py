@@ -146,6 +146,8 @@ def test_number_of_processes_for_auto_gpu_and_cpu(
         ({"PET_NNODES": "1:4"}, ["PET_NNODES", "'1:4'", "elastic", "torchrun"]),
         ({"PET_NNODES": "0"}, ["PET_NNODES", "'0'"]),
         ({"PET_NODE_RANK": "", "PET_MASTER_ADDR": ""}, ["PET_NODE_RANK and PET_MASTER_ADDR", "a Master"]),
+        ({"PET_NODE_RANK": "2"}, ["PET_NODE_RANK", "'2'"]),
+        ({"PET_MASTER_PORT": "70000"}, ["PET_MASTER_PORT", "'70000'"]),
         ({"PET_NPROC_PER_NODE": "xpu"}, ["PET_NPROC_PER_NODE", "'xpu'"]),
     ],
 )

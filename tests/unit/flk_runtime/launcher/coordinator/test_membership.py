@@ -18,6 +18,7 @@ from flk_runtime.launcher.transport.messages import (
     RanksEnded,
     Restored,
     SaveAt,
+    Stopping,
     SuccessReport,
 )
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
@@ -109,6 +110,32 @@ def test_pods_that_have_to_stop_are_not_waited_for_and_use_no_budget() -> None:
     assert group_ranks(job) == {0: 0, 1: 1}
     assert causes(job) == [("0-3", "worker-3 received SIGTERM; saved after step 7")]
     assert (job.latest(0).history[-1].restarts, job.latest(0).history[-1].disruptions) == (0, 0)
+
+
+def test_a_pod_that_has_to_stop_after_another_is_not_waited_for_and_uses_no_budget() -> None:
+    """`flk scale 4 → 2`, and the kubelets are a second apart: the attempt has ended before the second SIGTERM."""
+    job = Job(4, least=2, restarts=0, disruptions=0)
+    job.start()
+    stop(job, 3, 0)
+    save_and_end(job, [0, 1, 2, 3], 0)
+    job.join(0, 1)
+    job.leader.received(2, Stopping(), job.now)
+    assert group_ranks(job) == {0: 0, 1: 1}
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    assert causes(job) == [("0-3", "worker-3 received SIGTERM; saved after step 7")]
+
+
+def test_an_attempt_that_starts_with_a_pod_that_has_to_stop_ends_without_a_loss() -> None:
+    job = Job(4, least=2, restarts=0, disruptions=0)
+    job.start()
+    job.leader.received(3, Stopping(), job.now)
+    job.leader.disconnected(3, "it closed the connection", job.now)
+    job.join(0, 1, 2)
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2}
+    assert causes(job) == [("0-3", "worker-3 on node received a signal to stop")]
+    job.leader.received(2, SuccessReport(1), job.now)
+    job.leader.received(2, Stopping(), job.now)  # its ranks have succeeded, so the attempt goes on
+    job.latest(0)
 
 
 def test_pods_that_join_are_admitted_at_a_step_boundary_together() -> None:

@@ -151,7 +151,7 @@ def test_stacks_tell_without_a_flight_recorder() -> None:
     )
     other = replace(inside, rank=1, main=(replace_function(C10D, "broadcast"), *STACK))
     assert diagnose([inside, replace(inside, rank=2), other]).sentence() == (
-        "rank 1 is in broadcast, the others in all_reduce"
+        "rank 1 is in broadcast, others in all_reduce"
     )
 
 
@@ -168,6 +168,10 @@ def test_ranks_that_wait_for_nobody_are_told_by_what_they_do() -> None:
     assert diagnose(in_flk).sentence() == "ranks 0-1 do the same: each is at train.py:31"
     differ = [elsewhere(0, STACK[1]), elsewhere(1, IMPORT, STACK[0])]
     assert diagnose(differ).sentence() == "ranks 0-1 are at different places"
+    places = [elsewhere(rank, STACK[rank % 2]) for rank in range(4)]
+    assert diagnose(places).sentence() == "ranks 0-3 are at different places"
+    alike = [elsewhere(0, STACK[1]), elsewhere(1, Frame("flk_diloco/rounds.py", 5, "wait"), STACK[1])]
+    assert diagnose(alike).sentence() == "ranks 0-1 do the same: each is at train.py:31"
 
 
 def replace_function(frame: Frame, function: str) -> Frame:

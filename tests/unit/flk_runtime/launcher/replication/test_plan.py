@@ -119,6 +119,17 @@ def test_what_could_not_be_read_is_restored_from_other_copies_or_else_an_older_c
     assert lines == ["the checkpoint in memory after step 10 could not be read: step 5 is restored"]
 
 
+def test_a_shard_that_a_new_pod_has_received_anew_is_readable() -> None:
+    old, new = saved(5, 1), saved(10, 2)
+    plans = MemoryPlans(1, lambda line: None)
+    plans.exclude([(0, ShardId(new, 1))])
+    plans.make(NODES, {0: held(), 1: held(old)})
+    plan = plans.make(NODES, {0: held(old, new), 1: held(old)})
+    assert plan
+    assert plan.restore
+    assert plan.restore.checkpoint == new
+
+
 def test_the_only_whole_checkpoint_is_tried_again_and_called_doubtful() -> None:
     only = saved(5, 1)
     inventories = {0: held(only), 1: held(only)}

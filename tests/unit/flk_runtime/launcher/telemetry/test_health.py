@@ -42,6 +42,7 @@ def test_a_pod_is_checked_before_it_joins_again_after_an_attempt_that_its_node_m
     agent.settings = Settings(("train.py",), pod=1, pod_name="gpt-worker-1", node="node-b", health=True)
     member = SimpleNamespace(join_next_round=lambda failures, step: reported.put((failures, step)))
     monkeypatch.setattr(agent, "member", member, raising=False)
+    monkeypatch.setattr(agent, "stop", None, raising=False)
     monkeypatch.setattr(agent, "wakeup", SimpleNamespace(post=lambda event: None), raising=False)
     monkeypatch.setattr(health, "find_fault", lambda *arguments: "GPU 3 is lost")
     own = Failure(kind, 1, 4)

@@ -70,6 +70,17 @@ def test_a_script_without_metrics_has_samples_of_its_steps() -> None:
     assert [(each.step, each.step_seconds) for each in made.read().history] == [(4, 0.5)]
 
 
+def test_a_status_soon_after_a_line_of_metrics_becomes_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, passed = keeper(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    made.heartbeat(0, PodStatus(0, [status(0, step=4)]))
+    passed += 9
+    made.add_line(b'{"step": 5, "loss": 1.0}')
+    passed += 2
+    made.heartbeat(0, PodStatus(0, [status(0, step=6)]))
+    assert [each.step for each in made.read().history] == [4, 5]
+
+
 def test_a_clock_that_is_set_back_stops_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     made, passed, clock = keeper(), time.monotonic(), time.time()
     monkeypatch.setattr(time, "monotonic", lambda: passed)

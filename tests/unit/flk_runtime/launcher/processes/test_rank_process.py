@@ -1,0 +1,45 @@
+"""The process of a rank: what it reports at its end, and what it waits for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.launcher.processes import rank_process
+from flk_runtime.launcher.processes.ranks import from_report
+
+
+def test_the_text_of_an_exit_is_reported_by_the_rank_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(rank_process, "_reports", reports)
+    monkeypatch.setattr(rank_process.failure_report, "exits_with_failure", False)
+    assert rank_process._exit_code(SystemExit("no data"), reports=False) == 1
+    assert reports == []
+    assert rank_process._exit_code(SystemExit("no data"), reports=True) == 1
+    found = from_report(Failure(Kind.EXCEPTION, 0, rank=1), json.dumps(reports.pop()).encode())
+    assert found
+    assert (found[0].kind, found[0].message, found[0].exit_code) == (Kind.EXIT, "no data", 1)
+
+
+def test_a_file_that_another_thread_holds_for_ever_does_not_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = threading.Event()
+    monkeypatch.setattr(rank_process, "_flush_files", freed.wait)
+    monkeypatch.setattr(rank_process, "_FLUSH_SECONDS", 0.01)
+    assert not rank_process._flush()
+    freed.set()
+    assert rank_process._flush()
+
+
+def test_a_function_gets_a_module_when_the_script_has_imported_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[types.ModuleType] = []
+    monkeypatch.setattr(sys, "meta_path", [rank_process._AfterImport("colorsys", imported.append), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    module = importlib.import_module("colorsys")
+    assert imported == [module]
