@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 _STEPS: Final = 1000  # that are profiled at most: a trace is held in the memory of the rank
 _TIMEOUT: Final = 60  # seconds without a step after which a rank gives up
-_USES: Final = {
-    ".gz": "open it in ui.perfetto.dev, or with tensorboard --logdir",
-    ".pickle": "open it in pytorch.org/memory_viz",
-}
+_USE: Final = "open it in ui.perfetto.dev, or with tensorboard --logdir"
 
 
 def profile(
@@ -88,7 +85,7 @@ def _all(found: list[RankPlace], one: Callable[[RankPlace], list[Path]]) -> int 
                 code = code or int(error.code)
                 continue
             for path in files:
-                print(f"{path}: {_USES[path.suffix]}", flush=True)
+                print(f"{path}: {_USE}", flush=True)
     return code or None
 
 

@@ -6,12 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
-
-from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, valid_jobs
-from flk.errors import ApiError, FlkError, UsageError
+from flk.cli.options import Context, JobName, Namespace, note, open_job
+from flk.errors import ApiError, FlkError
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
@@ -29,16 +27,7 @@ Lines = Callable[[int], "list[Line]"]
 
 
 def top(
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB",
-            help="Name of a job.",
-            show_default=False,
-            callback=valid_jobs,
-            autocompletion=complete_jobs,
-        ),
-    ] = None,
+    job: JobName,
     context: Context = None,
     namespace: Namespace = None,
 ) -> int | None:
@@ -47,8 +36,6 @@ def top(
     Keys: q quits, arrows or j and k scroll. Elsewhere than on a terminal it prints the view once. Ranks need the rights
     to get and create pods/exec. `watch flk list` shows all jobs.
     """
-    if job is None:
-        raise UsageError("name a job: flk top JOB", hint="watch flk list shows all jobs")
     try:
         return _job(job, context, namespace)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from flk.observe.pods import with_packages
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
 # Endings of the files of a profile, and the endings that they get here: TensorBoard finds traces by theirs.
-_KINDS: Final = {"json.gz": "pt.trace.json.gz", "pickle": "pickle"}
+_KINDS: Final = {"json.gz": "pt.trace.json.gz"}
 _LONGEST: Final = 3600.0  # seconds for all steps
 _START: Final = (
     "import base64,sys,zlib;"
@@ -151,5 +151,4 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
         "status": flk("status", name),
         "stacks": flk("stacks", name),
     }
-    kind = UsageError if answer["error"] == "no CUDA" else ApiError
-    return kind(sentence.format(**words), hint=hint.format(**words))
+    return ApiError(sentence.format(**words), hint=hint.format(**words))

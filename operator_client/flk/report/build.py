@@ -63,7 +63,7 @@ def build(
         answer=diagnose(view),
         explanation=page(cause) if cause else "",
         submitted=_submitted(view),
-        moments=_moments(view, state, telemetry),
+        moments=_moments(view, state),
         pods=sorted(view.pods, key=lambda pod: (pod.is_up, pod.index))[:PODS],
         telemetry=telemetry,
         excerpts=[Excerpt(each.title, [printable(line)[:LINE] for line in each.lines[-LINES:]]) for each in excerpts],
@@ -114,7 +114,7 @@ def _flat(node: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, text if isinstance(text, str) else json.dumps(text))] if path else []
 
 
-def _moments(view: JobView, state: State, telemetry: Telemetry | None) -> list[Moment]:
+def _moments(view: JobView, state: State) -> list[Moment]:
     found = [Moment(state.created, "state", f"created{f' by {state.owner}' if state.owner else ''}")]
     for attempt in state.attempts:
         begin = f" at step {attempt.restored}" if attempt.restored is not None else ""

@@ -9,7 +9,7 @@ import pytest
 
 from flk.cli.top import measure, top, window
 from flk.cli.top_text import Line
-from flk.errors import JobNotFoundError, UsageError
+from flk.errors import JobNotFoundError
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
@@ -66,8 +66,6 @@ def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) 
 def test_which_job(fake: FakeApiServer) -> None:
     with pytest.raises(JobNotFoundError):
         top("bert")
-    with pytest.raises(UsageError, match="name a job: flk top JOB"):
-        top()
 
 
 def test_a_window_is_bounded_and_its_last_line_has_the_keys() -> None:
