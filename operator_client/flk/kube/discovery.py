@@ -24,7 +24,7 @@ from flk.user.files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
 KEPT: Final = 60.0  # seconds for which an answer counts
-_RECENT: Final = 10.0  # seconds for which it counts where a kind was not found
+RECENT: Final = 10.0  # seconds for which it counts after a request whose kind the server does not know
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
 Groups = Mapping[str, Mapping[str, "list[str]"]]  # by group and version: the plurals
@@ -70,16 +70,17 @@ class Discovery:
         version = self._version(resource, known[1]) if known else None
         return replace(target, resource=replace(resource, version=version)) if version else target
 
-    def look_up(self, target: RequestTarget) -> RequestTarget:
+    def look_up(self, target: RequestTarget, kept: float = 0.0) -> RequestTarget:
         """Return the target of a request in the best version that flk knows and the API server serves now.
 
+        An answer of the server counts for ``kept`` seconds.
         Raises MissingApiError if there is none; it names the versions that are served. A Document is
         returned unchanged.
         """
         resource = target.resource
         if isinstance(target, Document) or not resource.group:
             return target
-        groups = self._groups(kept=_RECENT)
+        groups = self._groups(kept=kept)
         if not groups:
             return target
         if version := self._version(resource, groups):
