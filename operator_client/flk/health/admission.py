@@ -58,7 +58,10 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("admission", Level.UNKNOWN, found)
     elif not refusal:
         yield Result("admission", Level.OK, "the API server would admit a pod of the job")
-    elif _QUOTA.search(refusal):
+    elif (quota := _QUOTA.search(refusal)) and (over := _never(quota[1], quota[2], quota[4], 1)):
+        found = f"the API server refuses each pod of the job: {over}"
+        yield Result("admission", Level.FAILED, found, "ask for less, or have the quota raised", EXCEEDED)
+    elif quota:
         found = f"the API server refuses a pod of the job now: {refusal}"
         yield Result("admission", Level.WARNING, found, "the job waits until the quota has room", EXCEEDED)
     else:
@@ -72,22 +75,29 @@ def lacks_dry_run(message: str) -> bool:
     return "does not support dry run" in message
 
 
+def _never(quota: str, requested: str, limited: str, pods: int) -> str:
+    """Return what ``pods`` of such a request need that a quota never has; empty if it may have room for them."""
+    limits = dict(part.split("=", 1) for part in limited.split(",") if "=" in part)
+    for key, each in (part.split("=", 1) for part in requested.split(",") if "=" in part):
+        needed = quantity(each) * pods
+        if key in limits and needed > quantity(limits[key]):
+            return (
+                f"the job needs {amount_text(key, needed)} {key}, and quota {quota} has {limits[key]} in all: it can "
+                "never run"
+            )
+    return ""
+
+
 def _exceeded(view: JobView) -> Found | None:
     trace = _refusal(_QUOTA)(view)
     if trace is None:
         return None
     _, quota, requested, used, limited = trace.texts
-    limits = dict(part.split("=", 1) for part in limited.split(",") if "=" in part)
     shown = view.kubectl(f"describe resourcequota {quota}")
     alike = view.sizes[0] if len(view.roles) == 1 else 1  # fewer cannot train; pods of another role may ask for less
-    for key, each in (part.split("=", 1) for part in requested.split(",") if "=" in part):
-        needed = quantity(each) * alike
-        if key in limits and needed > quantity(limits[key]):
-            return trace.found(
-                f"{_not_created(view, trace)}: the job needs {amount_text(key, needed)} {key}, and quota {quota} has "
-                f"{limits[key]} in all: it can never run",
-                f"ask for less, or have the quota raised; {shown} shows it",
-            )
+    if over := _never(quota, requested, limited, alike):
+        remedy = f"ask for less, or have the quota raised; {shown} shows it"
+        return trace.found(f"{_not_created(view, trace)}: {over}", remedy)
     return trace.found(
         f"{_not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
         f"{limited} used)",

@@ -81,6 +81,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
                 yield Result("image", Level.WARNING, found, _OTHER_IMAGE)
                 return
     nodes = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
+    if not nodes:
+        return  # which the check of the capacity tells
     having = [node for node in nodes if image in _images_on(node)]
     registry = image.partition("/")[0]
     pull = "" if len(having) == len(nodes) else f"; the others pull it from {registry}, which is not tried here"
@@ -94,7 +96,11 @@ def _whole_name(image: str) -> str:
         image = f"docker.io/library/{image}"
     elif registry != "localhost" and not {".", ":"} & set(registry):
         image = f"docker.io/{image}"
-    return image if {"@", ":"} & set(image.rpartition("/")[2]) else f"{image}:latest"
+    name, at, digest = image.partition("@")
+    folder, slash, last = name.rpartition("/")
+    if at:  # the digest counts, and nodes tell no tag with it
+        return f"{folder}{slash}{last.partition(':')[0]}@{digest}"
+    return image if ":" in last else f"{image}:latest"
 
 
 def _images_on(node: Object) -> set[str]:

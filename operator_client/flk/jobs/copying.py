@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from flk.errors import ApiError, UsageError
+from flk.errors import ApiError, FlkError, UsageError
 from flk.kube.sockets import STDERR, RemoteCommand
 from flk.observe.client import JobClient
 from flk.observe.resources import EXEC
@@ -35,13 +35,14 @@ _READ: Final = (
 )
 # Prints the path that something named $2 gets: below $1, if that is a folder.
 _PLACE: Final = (
-    't=$1; [ ! -d "$t" ] || t=${t%/}/$2\n'
+    't=$1; if [ -d "$t" ]; then t=${t%/}/$2; else case $t in */) echo "there is no folder $t" >&2; exit 1;; esac; fi\n'
     'd=$(dirname -- "$t"); [ -d "$d" ] || { echo "there is no folder $d" >&2; exit 1; }\n'
     'if [ -d "$t" ] || { [ -e "$t" ] && [ "$3" = folder ]; }; then echo "$t exists already" >&2; exit 1; fi\n'
     'printf %s "$t"\n'
 )
 # Unpacks an archive from its input in the new folder $1. -o: the files belong to the user of the container.
 _WRITE: Final = _TAR + 'mkdir -- "$1" && tar -xof - -C "$1" || { rm -rf -- "$1"; exit 1; }\n'
+_REMOVE: Final = 'rm -rf -- "$1"\n'
 # Gives $3 in that folder its name $2, and removes the folder.
 _NAME: Final = 'mv -f -- "$1/$3" "$2"; code=$?; rm -rf -- "$1"; exit $code\n'
 
@@ -64,6 +65,8 @@ class Container:
         place = Path(target, name) if os.path.isdir(target) else Path(target)
         if place.is_dir():
             raise UsageError(f"{place} exists already on this machine", hint="remove it, or name another target")
+        if target.endswith("/") and place == Path(target):
+            raise UsageError(f"there is no folder {target} on this machine", hint=f"make it: mkdir -p {target}")
         try:
             with (
                 tempfile.TemporaryDirectory(prefix=".flk-cp-", dir=place.parent) as folder,
@@ -71,7 +74,9 @@ class Container:
             ):
                 self._run(_READ, path, what=path, output=archive)
                 archive.seek(0)
-                os.replace(_unpacked(archive, Path(folder), note), place)
+                inner = Path(folder, "unpacked")  # apart from the archive, whose name NFS shows
+                inner.mkdir()
+                os.replace(_unpacked(archive, inner, note), place)
         except OSError as error:
             raise UsageError(f"{place} cannot be written: {error.strerror}") from None
         return str(place)
@@ -91,8 +96,13 @@ class Container:
         with tempfile.TemporaryFile() as archive:
             _pack(source, archive, note)
             archive.seek(0)
-            self._run(_WRITE, temporary, what=path, source=archive)
-        self._run(_NAME, temporary, target, source.name, what=path)
+            try:
+                self._run(_WRITE, temporary, what=path, source=archive)
+                self._run(_NAME, temporary, target, source.name, what=path)
+            except BaseException:  # also Ctrl-C
+                with contextlib.suppress(FlkError):
+                    self._run(_REMOVE, temporary, what=path)
+                raise
         return target
 
     def _run(

@@ -249,10 +249,11 @@ def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
 
 def parse_goal(text: str) -> Phase:
     """Return the phase that ``Running`` names, for ``--for``. Raises UsageError for others."""
-    for phase in Phase:
+    goals = [phase for phase in Phase if phase is not Phase.DELETED]  # every wait ends with a job that is deleted
+    for phase in goals:
         if text.lower() == phase.value.lower():
             return phase
-    raise UsageError(f"--for: must be one of {', '.join(phase.value for phase in Phase)} (is {text!r})")
+    raise UsageError(f"--for: must be one of {', '.join(phase.value for phase in goals)} (is {text!r})")
 
 
 def describe(state: State) -> str:

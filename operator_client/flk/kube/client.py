@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
-from flk.kube.discovery import GROUPS, Discovery, in_version
+from flk.kube.discovery import GROUPS, RECENT, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.kubeconfig import config_view, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
@@ -120,7 +120,7 @@ class ApiClient:
             return self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
         except MissingApiError as missing:
             try:
-                served = self._discovery.look_up(target)
+                served = self._discovery.look_up(target, RECENT)
             except ForbiddenError:
                 raise missing from None
             if served == asked:

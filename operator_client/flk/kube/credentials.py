@@ -164,6 +164,9 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     chosen = connection_options().connection.user
     if context.is_secure and chosen:  # as in kubectl: it replaces the kubeconfig's
         user["as"] = chosen
+    if unread := next((key for key in ("as-uid", "as-user-extra") if user.get(key)), ""):
+        problem = f"the user of context {context.name} has {unread}, which flk does not read"
+        raise NoConfigError(problem, hint="impersonate with as and as-groups only")
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
     for group in user.get("as-groups") or []:

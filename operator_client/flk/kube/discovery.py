@@ -24,6 +24,7 @@ from flk.user.files import cache_folder, write_whole
 from flk_runtime.contract import foreign
 
 KEPT: Final = 60.0  # seconds for which an answer counts
+RECENT: Final = 10.0  # seconds for which it counts after a request whose kind the server does not know
 LIMIT: Final = 8 << 20  # bytes of the file
 GROUPS: Final = "/apis"
 Groups = Mapping[str, Mapping[str, "list[str]"]]  # by group and version: the plurals
@@ -57,7 +58,7 @@ class Discovery:
 
     def ask(self) -> None:
         """Ask the server now, whatever it has told before."""
-        self._groups(fresh=True)
+        self._groups(kept=0.0)
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""
@@ -69,16 +70,17 @@ class Discovery:
         version = self._version(resource, known[1]) if known else None
         return replace(target, resource=replace(resource, version=version)) if version else target
 
-    def look_up(self, target: RequestTarget) -> RequestTarget:
+    def look_up(self, target: RequestTarget, kept: float = 0.0) -> RequestTarget:
         """Return the target of a request in the best version that flk knows and the API server serves now.
 
+        An answer of the server counts for ``kept`` seconds.
         Raises MissingApiError if there is none; it names the versions that are served. A Document is
         returned unchanged.
         """
         resource = target.resource
         if isinstance(target, Document) or not resource.group:
             return target
-        groups = self._groups(fresh=True)
+        groups = self._groups(kept=kept)
         if not groups:
             return target
         if version := self._version(resource, groups):
@@ -91,11 +93,11 @@ class Discovery:
         known = (resource.version, *resource.others)
         return next((version for version in known if _has(versions, version, resource)), None)
 
-    def _groups(self, *, fresh: bool = False) -> Groups:
-        """Return what the server serves, as it has told within the last minute, or (``fresh``) tells now."""
+    def _groups(self, *, kept: float | None = None) -> Groups:
+        """Return what the server serves, as it has told within the last ``kept`` seconds (default: a minute)."""
         with self._lock:
             known = self._asked or self._kept_answer()
-            if fresh or known is None or time.time() - known[0] > KEPT:
+            if known is None or time.time() - known[0] >= (KEPT if kept is None else kept):
                 known = self._asked = time.time(), self._ask()
                 self._write_file(known)
             return known[1]

@@ -28,6 +28,7 @@ _SHAPES: Final[dict[Any, Any]] = {
     "extensions": None,
     "auth-provider": None,
     "as-groups": [""],
+    "as-user-extra": {None: [""]},
     "exec": {None: "", "args": [""], "env": [{None: ""}]},
 }
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there

@@ -150,6 +150,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.OK,
         "docker.io/team/torch:2 is on 1 of 2 nodes; the others pull it from docker.io",
     ),
+    "image by its digest": (
+        "image",
+        {"nodes": [node("a", images=["docker.io/team/torch@sha256:12"]), node("b")]},
+        pods(container={"image": "team/torch:2@sha256:12"}),
+        Level.OK,
+        "docker.io/team/torch@sha256:12 is on 1 of 2 nodes",
+    ),
     "image that another job's pod cannot pull": (
         "image",
         {"pending": [waiting_for("docker.io/library/torch:latest")]},
@@ -184,6 +191,17 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(),
         Level.WARNING,
         "refuses a pod of the job now",
+    ),
+    "quota that no pod fits": (
+        "admission",
+        {
+            "admission": Unreadable(
+                "exceeded quota: q, requested: limits.memory=8Gi, used: limits.memory=0, limited: limits.memory=4Gi"
+            )
+        },
+        pods(),
+        Level.FAILED,
+        "the job needs 8Gi limits.memory, and quota q has 4Gi in all: it can never run",
     ),
     "queue": (
         "queue",
@@ -339,6 +357,12 @@ def test_a_toleration_is_advised_only_where_it_would_let_the_job_onto_a_node(
 def test_nothing_is_wrong_with_a_small_job() -> None:
     results = examine(CLUSTER, pods(2, GPU))
     assert {result.level for result in results} == {Level.OK}, results
+
+
+def test_images_are_not_counted_where_no_node_is_allowed() -> None:
+    results = examine(CLUSTER, pods(2, GPU, spec={"nodeSelector": {"pool": "none"}}))
+    assert "image" not in {result.check for result in results}
+    assert "capacity" in {result.check for result in results if result.level is Level.FAILED}
 
 
 def test_where_nothing_can_be_created_a_job_is_not_checked() -> None:

@@ -135,6 +135,7 @@ def test_a_file_in_both_directions(container: copying.Container, tree: Path, tmp
         ("run 1", "no/folder", "HERE/no/folder cannot be written: No such file or directory"),
         ("run 1", "file", "HERE/file cannot be written: Not a directory"),
         ("run 1/none", "dir", "HERE/dir/none exists already on this machine"),
+        ("run 1/none", "new/", "there is no folder HERE/new/ on this machine"),
     ],
 )
 def test_what_cannot_be_read(
@@ -156,6 +157,7 @@ def test_what_cannot_be_read(
         ("run 1", "no/folder", "there is no folder HERE/no;"),
         ("run 1", "run 1/none", "HERE/run 1/none exists already;"),
         ("run 1/none", "dir", "HERE/dir/none exists already;"),
+        ("run 1/none", "new/", "there is no folder HERE/new/;"),
     ],
 )
 def test_what_cannot_be_written(
@@ -189,6 +191,35 @@ def test_an_input_that_is_cut_leaves_the_file_that_is_there(
     with pytest.raises(ApiError, match="nothing of it is copied"):
         container.write(tree / "step-10" / "shard.bin", f"{tmp_path}/new", print)
     assert files(tmp_path) == before
+
+
+def test_a_copy_that_is_interrupted_leaves_nothing_in_the_container(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, run = files(tmp_path), HereCommand.run
+
+    def interrupted(command: HereCommand, write: Any, *, timeout: float | None = None) -> int:
+        code = run(command, write)
+        if any(name.startswith(".flk-cp-") for name in os.listdir(tmp_path)):
+            monkeypatch.setattr(HereCommand, "run", run)
+            raise KeyboardInterrupt
+        return code
+
+    monkeypatch.setattr(HereCommand, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        container.write(tree, f"{tmp_path}/there", print)
+    assert files(tmp_path) == before
+
+
+def test_an_archive_whose_file_has_a_name_is_no_copy(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(dir: Path | None = None) -> Any:  # as NFS shows a file that is removed while it is open
+        return open(Path(dir or tmp_path) / ".nfs01", "w+b")
+
+    monkeypatch.setattr(copying.tempfile, "TemporaryFile", named)
+    container.read(str(tree), f"{tmp_path}/here", print)
+    assert files(tmp_path / "here") == files(tree)
 
 
 def test_an_archive_for_which_there_is_no_room(

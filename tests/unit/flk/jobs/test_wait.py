@@ -51,7 +51,7 @@ def test_goals(goal: str, seen: Phase, met: bool) -> None:
     assert bool(waited and waited.outcome == Outcome.REACHED) is met
 
 
-@pytest.mark.parametrize("text", ["", "ready", "condition=Running"])
+@pytest.mark.parametrize("text", ["", "ready", "condition=Running", "Deleted"])
 def test_what_is_no_goal(text: str) -> None:
     with pytest.raises(UsageError, match="--for: must be one of Queued, Pending"):
         parse_goal(text)

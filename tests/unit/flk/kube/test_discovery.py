@@ -57,6 +57,13 @@ def test_discovery_is_asked_once_and_kept_for_the_next_command(
     assert fake.asked("GET").count("/apis") == 2
 
 
+def test_requests_of_a_kind_that_is_not_there_ask_for_all_kinds_once(fake: FakeApiServer, client: ApiClient) -> None:
+    for _ in range(3):
+        with pytest.raises(MissingApiError):
+            client.list_all(RequestTarget(JOBSETS, "team"))
+    assert fake.asked("GET").count("/apis") == 1
+
+
 def test_a_kind_that_was_just_installed_is_found_when_it_is_needed(fake: FakeApiServer, client: ApiClient) -> None:
     assert not client.serves(JOBSETS)
     fake.objects[collection(JOBSETS, "v1alpha2")] = {}

@@ -236,6 +236,8 @@ def test_any_value_of_a_kubeconfig_is_taken_or_refused_in_one_line(use: Any, mon
         (with_user(tokenFile="/nowhere/token"), "the token file /nowhere/token of context here cannot be read"),
         (with_user(**{"auth-provider": {"name": "oidc"}}), r"has auth-provider, which flk does not .* \(exec\)"),
         (with_user(token="t", **{"as-groups": ["dev"]}), "impersonates a group"),
+        (with_user(**{"as": "ada", "as-uid": "7"}), "has as-uid, which flk does not read"),
+        (with_user(**{"as": "ada", "as-user-extra": {"scopes": ["x"]}}), "has as-user-extra, which flk does not read"),
     ],
 )
 def test_credentials_that_cannot_be_had(use: Any, content: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -318,6 +320,13 @@ def test_token_file_is_read_again(use: Any, tmp_path: Path, monkeypatch: pytest.
     file.unlink()
     now[0] += 100
     assert authorization(access) == "Bearer second"
+
+
+def test_another_user_may_have_what_flk_does_not_read(use: Any) -> None:
+    content = with_user(token="t")
+    content["users"].append({"name": "other", "user": {"as": "ada", "as-user-extra": {"scopes": ["x"]}}})
+    use(content)
+    assert authorization(connect()) == "Bearer t"
 
 
 def test_impersonation(use: Any) -> None:

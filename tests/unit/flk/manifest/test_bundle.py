@@ -66,10 +66,10 @@ def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(t
 def test_what_flk_has_written_beside_the_code_does_not_change_the_next_job(tmp_path: Path, write: Write) -> None:
     write("train.py", "data.json.gz", "page.html")
     before = make_bundle(job(), tmp_path)
-    own = ["gpt-rank0.pickle", "gpt-rank0.pt.trace.json.gz", "gpt-rank12.pt.trace.json.gz", "gpt.report.html"]
+    own = ["gpt-rank0.pt.trace.json.gz", "gpt-rank12.pt.trace.json.gz", "gpt.report.html"]
     write(*own)
     bundle = make_bundle(job(), tmp_path)
-    said = f"what flk report and flk profile write: {', '.join(own[:3])} and 1 more (--ship PATTERN adds it)"
+    said = f"what flk report and flk profile write: {', '.join(own)} (--ship PATTERN adds it)"
     assert bundle == replace(before, left_out=(said,))
     assert {*own} <= {*make_bundle(job(ship=["gpt*"]), tmp_path).files}
 
