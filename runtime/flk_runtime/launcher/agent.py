@@ -501,7 +501,7 @@ class Agent:
 
     def _finish_stopped(self, stop: _Stop) -> int:
         if not stop.by_user:
-            self.member.send_last(messages.Stopping(), LAST_WAIT)
+            self.member.send_last(messages.Stopping(), max(0.0, min(LAST_WAIT, stop.at - time.monotonic())))
         end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])
         return self.records.finish_stopped(stop.signal, end, history)
 
