@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from flk_runtime.system import pytree
 
 _DEPTH: Final = 5  # datasets within datasets
+_LINES: Final = 100
 _ENTRIES: Final = 8  # of a sequence
 _KEYS: Final = 100  # of a mapping; one with more is a cache
 _LEAVES: Final = 32  # of an entry
@@ -35,29 +36,40 @@ def length_of(dataset: Any) -> int | None:
     """The length of a dataset; None if it has none that is known, as a chain of iterables."""
     try:
         return len(dataset)
-    except TypeError:
+    except Exception:  # of any kind: it is the code of a script
         return None
 
 
-def describe_data(data: Any, least: int, path: str = "dataset", depth: int = _DEPTH) -> list[Line]:
+def describe_data(data: Any, least: int) -> list[Line]:
     """What of ``data`` is in memory and must be the same on all ranks: types, lengths and some entries.
 
     A sequence that it holds counts with at least ``least`` entries, and as many as ``data`` has itself.
     """
+    lines: list[Line] = []
+    _describe(data, least, "dataset", _DEPTH, lines, set())
+    return lines[:_LINES]
+
+
+def _describe(data: Any, least: int, path: str, depth: int, lines: list[Line], seen: set[int]) -> None:
+    if id(data) in seen or len(lines) >= _LINES:
+        return
+    seen.add(id(data))
     length = None if isinstance(data, Mapping) else length_of(data)  # a mapping may be a cache that grows
-    lines = [(path, f"{type(data).__name__} of length {length}")]
+    lines.append((path, f"{type(data).__name__} of length {length}"))
     if _is_sequence(data):
-        return lines + _entries(data, path)
+        lines += _entries(data, path)
+        return
     held = data if isinstance(data, Mapping) else getattr(data, "__dict__", {})
     shortest = max(least, length or 1)
     for name, value in list(held.items()) if depth and len(held) <= _KEYS else ():
+        if not isinstance(name, str):  # of a cache, by index
+            continue
         first = value[:_ENTRIES] if isinstance(value, (list, tuple)) else ()
         several = first if all(_is_data(part, shortest) for part in first) else ()
         for number, part in enumerate(several or [value]):
             if _is_data(part, shortest) or isinstance(part, Mapping):
                 inner = f"{path}.{name}[{number}]" if several else f"{path}.{name}"
-                lines += describe_data(part, least, inner, depth - 1)
-    return lines
+                _describe(part, 1 if isinstance(part, Dataset) else shortest, inner, depth - 1, lines, seen)
 
 
 def _is_data(value: Any, least: int) -> bool:

@@ -67,6 +67,8 @@ ALIKE: dict[str, Callable[[int], Any]] = {
     "what is no data": lambda rank: Indexed(
         20, dtype="f", shape=(rank,), rank=rank, place=(rank, 2), log=["x"] * rank, rng=random.Random(rank)
     ),
+    "what a mapping has that is no data": lambda rank: Indexed(20, config={"device_ids": [rank], "of": {"n": [rank]}}),
+    "caches by index": lambda rank: Indexed(2, cache={rank: [rank] * 2}),
     "large caches": lambda rank: Indexed(2, cache={str(number): [rank] * 2 for number in range(1000)}),
 }
 
@@ -86,6 +88,18 @@ def test_data_that_ranks_have_split_or_made_themselves_differ(kind: str) -> None
 def test_the_same_data_are_alike_though_ranks_see_them_a_little_differently(kind: str) -> None:
     first, second = described(ALIKE[kind])
     assert first == second
+
+
+def test_a_dataset_of_unknown_length_and_much_data_is_described_shortly() -> None:
+    class Endless(Indexed):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    inner = Endless(rows=[1, 2])
+    held = {f"part{number}": list(range(20)) for number in range(50)}
+    lines = describe_data(Indexed(2, first=inner, again=inner, held=held), 1)
+    assert [line for line in lines if "Endless" in line[1]] == [("dataset.first", "Endless of length None")]
+    assert len(lines) == 100
 
 
 def test_data_of_hugging_face_are_compared_by_rows_and_sources_and_not_by_transforms() -> None:
