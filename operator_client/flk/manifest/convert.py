@@ -34,6 +34,9 @@ _PROCESSES: Final = ("--nproc-per-node", "--nproc_per_node")
 # What each launcher sets for its ranks: a manifest that sets it by hand does what flk does.
 _OF_RANKS: Final = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|PET_.*)")
 _DYNAMIC: Final = re.compile(r"[`$|<>;&*?(){}]")  # what a shell would do something about
+_OF_ITSELF: Final = ("source", ".", "eval", "ulimit", "umask", "unset")  # what a shell does for its own process only
+_EXPANDED: Final = re.compile(r"[$`~*]")
+_RESTARTS: Final = ("--max-restarts", "--max_restarts")
 _COMPOUND: Final = ("if", "for", "while", "case", "function", "trap")
 _GPU: Final = "nvidia.com/gpu"
 _IGNORED: Final = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "selfLink")
@@ -78,16 +81,34 @@ class _Conversion:
     """One manifest on its way. What is left of ``spec`` and of a pod's parts when all is taken was not understood."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
-        self.metadata: dict[str, Any] = dict(manifest.get("metadata") or {})
-        self.spec: dict[str, Any] = dict(manifest.get("spec") or {})
         self.refused: list[str] = []
         self.notes: list[str] = []
+        self.metadata = self._mapping("metadata", manifest.get("metadata"))
+        self.spec = self._mapping("spec", manifest.get("spec"))
+
+    def _mapping(self, path: str, value: Any) -> dict[str, Any]:
+        """Return a mapping of the manifest, and refuse another value; empty if there is none."""
+        if isinstance(value, dict):
+            return dict(value)
+        if value is not None:
+            self.refused.append(f"{path}: must be a mapping (is {value!r})")
+        return {}
+
+    def _items(self, path: str, value: Any) -> list[Any]:
+        """Return a list of the manifest, and refuse another value; empty if there is none."""
+        if value is not None and not isinstance(value, list):
+            self.refused.append(f"{path}: must be a list (is {value!r})")
+            return []
+        return list(value or [])
+
+    def _mappings(self, path: str, value: Any) -> list[dict[str, Any]]:
+        return [self._mapping(f"{path}[{i}]", item) for i, item in enumerate(self._items(path, value))]
 
     def job(self) -> dict[str, Any]:
         """Return the fields of the job."""
-        roles = dict(self.spec.pop(_PODS, None) or {})
+        roles = self._mapping(f"spec.{_PODS}", self.spec.pop(_PODS, None))
         fields = self._of_job()
-        each = [self._role(role, dict(roles[role])) for role in _ROLES if role in roles]
+        each = [self._role(role, roles[role]) for role in _ROLES if role in roles]
         self.refused += [
             f"spec.pytorchReplicaSpecs.{role}: is no role of a PyTorchJob" for role in {*roles} - {*_ROLES}
         ]
@@ -102,17 +123,22 @@ class _Conversion:
         if processes is not None and pod.pop("by_launcher", False):
             pod.setdefault("processes", processes)
         pod.pop("by_launcher", None)
+        if sizes := fields.pop("elastic", None):
+            bounds = {kind: replicas if size is None else size for kind, size in sizes.items()}
+            if bounds["min"] < bounds["max"]:
+                fields["elastic"] = bounds
         return {**fields, "replicas": replicas, **pod, "ship": False}
 
     def _of_job(self) -> dict[str, Any]:
         """Take what belongs to the job as a whole."""
-        policy = dict(self.spec.pop("runPolicy", None) or {})
-        elastic = dict(self.spec.pop("elasticPolicy", None) or {})
+        policy = self._mapping("spec.runPolicy", self.spec.pop("runPolicy", None))
+        elastic = self._mapping("spec.elasticPolicy", self.spec.pop("elasticPolicy", None))
         policy.pop("cleanPodPolicy", None)  # pods of flk stay, with their logs, until the job is deleted
-        own = dict(self.metadata.get("labels") or {})
+        own = self._mapping("metadata.labels", self.metadata.get("labels"))
         fields = {
             "name": self.metadata.get("name"),
             "queue": own.pop(labels.QUEUE, None),
+            "queue_priority": own.pop(labels.QUEUE_PRIORITY, None),
             "restarts": _first(policy.pop("backoffLimit", None), elastic.pop("maxRestarts", None)),
             "deadline": policy.pop("activeDeadlineSeconds", None),
             "ttl": policy.pop("ttlSecondsAfterFinished", None),
@@ -123,7 +149,9 @@ class _Conversion:
             fields["gang"] = "auto"
             self.notes.append("spec.runPolicy.schedulingPolicy became gang: auto, all pods or none")
         sizes = {kind: elastic.pop(f"{kind}Replicas", None) for kind in ("min", "max")}
-        if sizes["min"] and sizes["max"] and sizes["min"] < sizes["max"]:
+        wrong = [kind for kind, size in sizes.items() if not isinstance(size, int | None)]
+        self.refused += [f"spec.elasticPolicy.{kind}Replicas: must be a number (is {sizes[kind]!r})" for kind in wrong]
+        if not wrong and sizes != {"min": None, "max": None}:
             fields["elastic"] = sizes
         for name in [key for key in elastic if key.startswith("rdzv") or key == "standalone"]:
             del elastic[name]  # flk's launchers meet by themselves
@@ -134,8 +162,9 @@ class _Conversion:
         processes = _first(self.spec.pop("nprocPerNode", None), elastic.pop("nProcPerNode", None))
         if str(processes).isdecimal():
             fields["processes"] = int(str(processes))
-        for name in ("labels", "annotations"):
-            if given := (own if name == "labels" else self.metadata.get(name)):
+        annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
+        for name, given in (("labels", own), ("annotations", annotations)):
+            if given:
                 self.notes.append(f"metadata.{name} are left out: {', '.join(given)}")
         if namespace := self.metadata.get("namespace"):
             self.notes.append(f"the namespace is no field: flk submit -n {namespace}")
@@ -143,14 +172,16 @@ class _Conversion:
         self.refused += [f"{path}.{name}: has no counterpart in a job" for path, rest in left.items() for name in rest]
         return {name: value for name, value in fields.items() if value is not None}
 
-    def _role(self, name: str, role: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _role(self, name: str, given: Any) -> tuple[int, dict[str, Any]]:
         """Return the number of pods of a role, and the fields that say what each is."""
-        path = f"spec.pytorchReplicaSpecs.{name}.template.spec"
+        above = f"spec.{_PODS}.{name}"
+        path = f"{above}.template.spec"
+        role = self._mapping(above, given)
         count = role.get("replicas")
-        template = dict(role.get("template") or {})
-        spec = dict(template.get("spec") or {})
+        template = self._mapping(f"{above}.template", role.get("template"))
+        spec = self._mapping(path, template.get("spec"))
         spec.pop("restartPolicy", None)
-        containers = [dict(container) for container in spec.pop("containers", None) or []]
+        containers = self._mappings(f"{path}.containers", spec.pop("containers", None))
         named = [container for container in containers if container.get("name") == PyTorchJob.container]
         if not (named or len(containers) == 1):
             self.refused.append(f"{path}.containers: none of {len(containers)} is named {PyTorchJob.container}")
@@ -161,9 +192,8 @@ class _Conversion:
         main.pop("name", None)
         if main or others:
             spec["containers"] = [{"name": PyTorchJob.container, **main}, *others]
-        metadata = {
-            key: value for key, value in (template.get("metadata") or {}).items() if value and key not in _IGNORED
-        }
+        metadata = self._mapping(f"{above}.template.metadata", template.get("metadata"))
+        metadata = {key: value for key, value in metadata.items() if value and key not in _IGNORED}
         metadata.pop("name", None)
         patch = {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
         if count is not None and not isinstance(count, int):
@@ -174,32 +204,34 @@ class _Conversion:
     def _container(self, path: str, main: dict[str, Any]) -> dict[str, Any]:
         """Take what flk has fields for out of the training container."""
         where = f"{path}.containers[{PyTorchJob.container}]"
-        image = str(main.pop("image", ""))
+        image = str(main.pop("image", None) or "")
         tag = image.rpartition("/")[2].partition(":")[2] or "latest"
         policy = main.pop("imagePullPolicy", "Always" if tag == "latest" and "@" not in image else "IfNotPresent")
-        main["ports"] = [port for port in main.pop("ports", None) or [] if port.get("name") != PyTorchJob.port_name]
-        words = [str(word) for word in [*(main.pop("command", None) or []), *(main.pop("args", None) or [])]]
+        main["ports"] = [
+            port
+            for port in self._mappings(f"{where}.ports", main.pop("ports", None))
+            if port.get("name") != PyTorchJob.port_name
+        ]
+        words = [
+            str(word) for name in ("command", "args") for word in self._items(f"{where}.{name}", main.pop(name, None))
+        ]
         folder = main.pop("workingDir", None)
+        folder = None if folder is None else str(folder)
         fields: dict[str, Any] = {"image": image, "image_pull_policy": policy}
-        env, kept = {}, []
-        for variable in main.pop("env", None) or []:
-            secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
-            if _OF_RANKS.fullmatch(variable["name"]):
-                self.notes.append(f"the variable {variable['name']} is left out: flk's launcher sets it")
-            elif secret and not secret.get("optional"):
-                fields.setdefault("secrets", {})[variable["name"]] = f"{secret['name']}:{secret['key']}"
-            elif "valueFrom" in variable or "$(" in str(variable.get("value")):
-                kept.append(variable)
-            else:
-                env[variable["name"]] = str(variable.get("value", ""))
+        env, kept = self._env(f"{where}.env", main.pop("env", None), fields)
+        processes = fields.pop("processes", None)
+        given = self._mapping(f"{where}.resources", main.pop("resources", None))
+        amounts = {kind: self._mapping(f"{where}.resources.{kind}", given.get(kind)) for kind in ("limits", "requests")}
         try:
-            fields |= _resources(main)
+            fields |= _resources(amounts["limits"], amounts["requests"], self.notes)
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
             fields |= _command(words, folder)
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
+        if processes and fields.get("by_launcher"):
+            fields.setdefault("processes", processes)
         if exported := fields.pop("env", None):
             env |= exported
         folder = fields.pop("folder", folder)
@@ -218,16 +250,46 @@ class _Conversion:
             del main[name]
         return fields
 
+    def _env(self, path: str, given: Any, fields: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
+        """Return the variables with values, and those that stay in the patch; secrets and processes become fields."""
+        env: dict[str, str] = {}
+        kept = []
+        for variable in self._mappings(path, given):
+            name, value = variable.get("name"), variable.get("value")
+            source = self._mapping(f"{path}[{name}].valueFrom", variable.get("valueFrom"))
+            secret = self._mapping(f"{path}[{name}].valueFrom.secretKeyRef", source.get("secretKeyRef"))
+            if not isinstance(name, str):
+                self.refused.append(f"{path}: a variable has no name")
+            elif name == "PET_NPROC_PER_NODE" and str(value).isdecimal():
+                fields["processes"] = int(str(value))
+            elif _OF_RANKS.fullmatch(name):
+                self.notes.append(f"the variable {name} is left out: flk's launcher sets it")
+            elif {"name", "key"} <= secret.keys() and not secret.get("optional"):
+                fields.setdefault("secrets", {})[name] = f"{secret['name']}:{secret['key']}"
+            elif source or "$(" in str(value):
+                kept.append(variable)
+            else:
+                env[name] = "" if value is None else str(value)
+        return env, kept
+
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _resources(main: dict[str, Any]) -> dict[str, Any]:
-    """Take the resources that a job has fields for. What only limits name is requested too, as in Kubernetes."""
-    given = main.pop("resources", None) or {}
-    limits = {name: str(amount) for name, amount in (given.get("limits") or {}).items()}
-    requests = {**limits, **{name: str(amount) for name, amount in (given.get("requests") or {}).items()}}
+def _resources(limited: Mapping[str, Any], requested: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the fields for resources. What only limits name is requested too, as in Kubernetes."""
+    limits = {name: str(amount) for name, amount in limited.items()}
+    requests = {**limits, **{name: str(amount) for name, amount in requested.items()}}
+    storage = "ephemeral-storage"
+    if storage in limits and requests[storage] != limits[storage]:
+        requests[storage] = limits[storage]
+        notes.append(f"{storage} is requested as its limit, {limits[storage]}: a job has one amount for both")
+    notes += [
+        f"{name} gets its request as its limit, {requests[name]}"
+        for name in ("memory", storage)
+        if name in requests and name not in limits
+    ]
     resources: dict[str, Any] = {}
     for name in ("cpu", "memory", "ephemeral-storage"):
         if name in requests:
@@ -255,6 +317,7 @@ def _command(words: list[str], folder: str | None) -> dict[str, Any]:
         return _shell(words, folder)
     processes: dict[str, Any] = {"processes": 1}
     if words[0] == "accelerate" and words[1:2] == ["launch"]:
+        _refuse_variables(words)
         return {"command": ["-m", "flk_hosts.accelerate_launch", *words[2:]], "by_launcher": True}
     if PurePosixPath(words[0]).name == "torchrun":
         processes, words = _torchrun(words[1:])
@@ -280,16 +343,20 @@ def _command(words: list[str], folder: str | None) -> dict[str, Any]:
                 f"{words[0]} is relative to the WORKDIR of the image: add workingDir, or name its whole path"
             )
         words = [str(PurePosixPath(folder) / words[0]), *words[1:]]
+    _refuse_variables(words)
+    return {"command": words, **processes}
+
+
+def _refuse_variables(words: list[str]) -> None:
     if dynamic := next((word for word in words if "$" in word), None):
         raise ValueError(
             f"{dynamic}: a job's arguments are as they are written, and nothing replaces variables in them"
         )
-    return {"command": words, **processes}
 
 
 def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the number of processes that torchrun's options say, and the script with its arguments."""
-    processes: dict[str, Any] = {"by_launcher": True}
+    """Return the fields that torchrun's options become, and the script with its arguments."""
+    fields: dict[str, Any] = {"by_launcher": True}
     module = False
     while words and words[0].startswith("-"):
         option, _, value = words[0].partition("=")
@@ -301,14 +368,22 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         elif option not in _SWITCHES and not value:
             value, words = words[0] if words else "", words[1:]
         if option in _PROCESSES and value.isdecimal():
-            processes = {"processes": int(value)}
-    return processes, (["-m", *words] if module else words)
+            fields["processes"] = int(value)
+        elif option in _RESTARTS:
+            if not value.isdecimal():
+                raise ValueError(f"{option}: must be a number (is {value!r})")
+            fields["restarts"] = int(value)
+        elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
+            fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
+    return fields, (["-m", *words] if module else words)
 
 
 def _shell(words: list[str], start: str | None) -> dict[str, Any]:
     """Return the fields for ``sh -c TEXT``: the last command is the script's, and those before it are the setup."""
     flags = [word for word in words[1:-1] if not re.fullmatch(r"-\w+|--login", word)]
-    if flags or len(words) < 3:
+    if not any(re.fullmatch(r"-\w*c", word) for word in words[1:-1]):
+        raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
+    if flags:
         raise ValueError("is a shell with more than one text: put the commands into one")
     text = words[-1].replace("\\\n", " ").strip()
     commands = [
@@ -322,22 +397,46 @@ def _shell(words: list[str], start: str | None) -> dict[str, Any]:
     setup = text[: text.rindex(last)].rstrip("&; \n")
     try:
         pieces = [*_without_variables(shlex.split(last.removeprefix("exec ")))]
-        words_before = [shlex.split(command) for command in before]
+        words_before = [parts for command in before if (parts := shlex.split(command))]
     except ValueError:  # of a text with quotes over several commands
         pieces, words_before = ["("], []
     if any(map(_DYNAMIC.search, pieces)) or any(command.split()[0] in _COMPOUND for command in commands):
         raise ValueError("is a shell program of its own: name the script and its arguments, and give the rest as setup")
     for parts in words_before:
-        if parts[0] == "cd" and len(parts) == 2:
+        _refuse_of_shell(parts)
+        if parts[0] == "cd":
             folder = str(PurePosixPath(folder or "/") / parts[1])
         elif parts[0] == "export":
-            if not all("=" in part and "$" not in part for part in parts[1:]):
-                raise ValueError(f"{' '.join(parts)}: ranks do not see what a shell before them computes")
             env |= dict(part.split("=", 1) for part in parts[1:])
     fields = _command(pieces, folder)
     if any(parts[0] not in ("cd", "export", "set", "echo") for parts in words_before):
-        fields["setup"] = f"cd {shlex.quote(start)}\n{setup}" if start else setup
+        setup = f"cd {shlex.quote(start)}\n{setup}" if start else setup
+        # /bin/sh runs a setup: another shell, or one with options, is named.
+        plain = words[0].rpartition("/")[2] == "sh" and words[1:-1] == ["-c"]
+        fields["setup"] = setup if plain else shlex.join([*words[:-1], setup])
     return {**fields, **({"env": env} if env else {}), **({"folder": folder} if folder else {})}
+
+
+def _refuse_of_shell(parts: list[str]) -> None:
+    """Raise ValueError for a command before the script that starts ranks, or whose effect ends with its shell."""
+    if _launches(parts):
+        raise ValueError(f"{' '.join(parts)}: a training before the last command: make a job of each")
+    lost = parts[0] in _OF_ITSELF or parts[1:2] == ["activate"]
+    if parts[0] == "cd":
+        lost = len(parts) != 2 or parts[1].startswith("-") or bool(_EXPANDED.search(parts[1]))
+    elif parts[0] == "export":
+        lost = any("=" not in part or _EXPANDED.search(part) for part in parts[1:])
+    if lost:
+        raise ValueError(f"{' '.join(parts)}: ranks do not see what a shell before them computes")
+
+
+def _launches(words: list[str]) -> bool:
+    """Return whether a command begins with torchrun, accelerate launch, or one of these as a module of Python."""
+    return (
+        words[0].rpartition("/")[2] == "torchrun"
+        or words[:2] == ["accelerate", "launch"]
+        or any(word in _LAUNCHERS for word in words[:4])
+    )
 
 
 def _without_variables(words: list[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,36 @@ def test_commands_before_the_script_are_the_setup_and_exported_variables_reach_t
     assert "patch" not in job
 
 
+def test_a_setup_of_another_shell_than_sh_is_run_by_it() -> None:
+    text = "[[ -d /data ]] && pip install 'einops>0'; torchrun /a.py"
+    job = fields(manifest(container={"command": ["bash", "-ec", text]}))
+    assert job["setup"] == shlex.join(["bash", "-ec", "[[ -d /data ]] && pip install 'einops>0'"])
+    assert job["command"] == ["/a.py"]
+
+
+def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
+    command = ["torchrun", "--nnodes=2:4", "--max-restarts", "7", "/a.py"]
+    env = [{"name": "PET_NPROC_PER_NODE", "value": "8"}]
+    marks = {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/priority-class": "high"}
+    job = fields(manifest(container={"command": command, "env": env}, labels=marks))
+    assert (job["elastic"], job["restarts"], job["processes"]) == ({"min": 2, "max": 4}, 7, 8)
+    assert (job["queue"], job["queue_priority"]) == ("research", "high")
+
+
+def test_one_bound_of_an_elastic_job_is_its_number_of_pods() -> None:
+    job = fields(manifest({"Worker": 4}, spec={"elasticPolicy": {"minReplicas": 2}}))
+    assert job["elastic"] == {"min": 2, "max": 4}
+
+
+def test_amounts_that_a_job_has_otherwise_are_noted() -> None:
+    requests = {"memory": "4Gi", "ephemeral-storage": "1Gi"}
+    resources = {"requests": requests, "limits": {"ephemeral-storage": "9Gi"}}
+    found = convert(manifest(container={"resources": resources}), "old.yaml")
+    assert found.fields["resources"] == {"memory": "4Gi", "ephemeral_storage": "9Gi"}
+    assert "memory gets its request as its limit, 4Gi" in found.notes
+    assert "ephemeral-storage is requested as its limit, 9Gi: a job has one amount for both" in found.notes
+
+
 def test_what_a_job_has_fields_for_becomes_these_and_the_rest_is_the_patch() -> None:
     env = [
         {"name": "LR", "value": 1},
@@ -175,6 +206,56 @@ def test_a_job_inside_of_another_object_is_found() -> None:
     assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
 
 
+# commands of a shell before the script, and what is said of them
+BEFORE: dict[str, str] = {
+    "source /env.sh": "ranks do not see",
+    ". /env.sh": "ranks do not see",
+    "conda activate team": "ranks do not see",
+    "ulimit -l unlimited": "ranks do not see",
+    "eval x": "ranks do not see",
+    "cd $HOME": "ranks do not see",
+    "cd ~/team": "ranks do not see",
+    "export A=`hostname`": "ranks do not see",
+    "export A=~/data": "ranks do not see",
+    "export A=/data/*": "ranks do not see",
+    "torchrun /b.py": "a training before the last command",
+    "python -m torch.distributed.run /b.py": "a training before the last command",
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_command_whose_effect_the_ranks_would_miss_is_refused(before: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        convert(manifest(container={"command": ["sh", "-c", f"{before} && python /a.py"]}), "old.yaml")
+    assert f"command: {before}: {BEFORE[before]}" in str(caught.value)
+
+
+SHAPES: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "Worker: must be a mapping": ((), 5),
+    "Worker.template.spec.containers: none of 0 is named pytorch": ((), None),
+    "containers[0]: must be a mapping": (("template", "spec", "containers"), ["x"]),
+    ".env: must be a list": (("template", "spec", "containers", 0, "env"), {"A": "b"}),
+    ".env: a variable has no name": (("template", "spec", "containers", 0, "env"), [{"value": "b"}]),
+    ".resources: must be a mapping": (("template", "spec", "containers", 0, "resources"), ["cpu"]),
+    ".command: must be a list": (("template", "spec", "containers", 0, "command"), "python /a.py"),
+    ".command: runs a shell script": (("template", "spec", "containers", 0, "command"), ["bash", "train.sh"]),
+}
+
+
+@pytest.mark.parametrize("sentence", SHAPES)
+def test_a_foreign_shape_is_refused_by_its_path(sentence: str) -> None:
+    path, value = SHAPES[sentence]
+    data = yaml.safe_load(manifest({"Worker": 2}))
+    *above, last = ("spec", "pytorchReplicaSpecs", "Worker", *path)
+    node: Any = data
+    for key in above:
+        node = node[key]
+    node[last] = value
+    with pytest.raises(UsageError) as caught:
+        convert(yaml.safe_dump(data), "old.yaml")
+    assert sentence in str(caught.value)
+
+
 # what differs in the manifest, and the sentence of the refusal
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "image's program": ({"container": {"command": None}}, "command: is that of the image, which flk does not know"),
@@ -189,6 +270,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown folder": (
         {"container": {"command": ["python", "train.py"]}},
         "command: train.py is relative to the WORKDIR of the image: add workingDir, or name its whole path",
+    ),
+    "variable for accelerate": (
+        {"container": {"command": ["accelerate", "launch", "/a.py", "--lr=$(LR)"]}},
+        "command: --lr=$(LR): a job's arguments are as they are written",
     ),
     "variable": (
         {"container": {"command": ["sh", "-c", "python /a.py --lr=$LR"]}},
