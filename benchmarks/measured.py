@@ -53,7 +53,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "streams": ("runtime/flk_runtime/data",),
     "curves": (*_RUN, "runtime/flk_sinks"),
     "telemetry": (*_RUN, "runtime/flk_sinks", "runtime/flk_runtime/launcher/telemetry"),
-    "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/training/script.py"),
+    "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/training/entry/script.py"),
     "memory": (*_TRAINING, "examples/gpt"),
     "parallel": (*_RUN, *_CHECKPOINT, "runtime/flk_runtime/parallel"),
     "plan": (

@@ -35,7 +35,7 @@ BLOCKS, WIDTH = 4, 256
 def import_flk() -> None:
     """Import the modules that a script under flk has imported when its model is sharded."""
     import flk_runtime.parallel.fsdp2
-    import flk_runtime.training.init  # noqa: F401
+    import flk_runtime.training.entry.init  # noqa: F401
 
 
 def shard_with_flk(

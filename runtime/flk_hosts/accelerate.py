@@ -14,8 +14,8 @@ from flk_hosts.loaders import make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
-from flk_runtime.training.adopt import adopt_training
 from flk_runtime.training.elastic import refuse_elastic
+from flk_runtime.training.entry.adopt import adopt_training
 from flk_runtime.training.loop import Loop
 
 

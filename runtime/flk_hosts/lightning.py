@@ -22,8 +22,8 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
-from flk_runtime.training.adopt import adopt_training
 from flk_runtime.training.elastic import refuse_elastic
+from flk_runtime.training.entry.adopt import adopt_training
 from flk_runtime.training.loop import Loop
 
 _OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step

@@ -27,8 +27,8 @@ from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
-from flk_runtime.training.adopt import adopt_training
 from flk_runtime.training.elastic import refuse_elastic
+from flk_runtime.training.entry.adopt import adopt_training
 from flk_runtime.training.loop import Loop
 
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME

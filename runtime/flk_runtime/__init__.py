@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.shared.progress import heartbeat
-    from flk_runtime.training.adopt import adopt
-    from flk_runtime.training.init import init
+    from flk_runtime.training.entry.adopt import adopt
+    from flk_runtime.training.entry.init import init
+    from flk_runtime.training.entry.script import must_stop, restore, save
     from flk_runtime.training.loop import Loop
     from flk_runtime.training.run import Run
-    from flk_runtime.training.script import must_stop, restore, save
 
 _MODULES = {
     "CheckpointError": "errors",
@@ -50,14 +50,14 @@ _MODULES = {
     "RendezvousError": "errors",
     "Run": "training.run",
     "SetupError": "errors",
-    "adopt": "training.adopt",
+    "adopt": "training.entry.adopt",
     "all_reduce": "distributed",
     "heartbeat": "shared.progress",
-    "must_stop": "training.script",
+    "must_stop": "training.entry.script",
     "per_rank": "checkpoint.stateful",
-    "restore": "training.script",
-    "save": "training.script",
-    "init": "training.init",
+    "restore": "training.entry.script",
+    "save": "training.entry.script",
+    "init": "training.entry.init",
     "main_process_first": "distributed",
     "replicated": "checkpoint.stateful",
     "shard": "data",

@@ -44,7 +44,7 @@ def main() -> int:
         rank_info = discover()
         rank = rank_info.rank
         from flk_runtime.distributed import process_group
-        from flk_runtime.training.group import open_group, rank_report
+        from flk_runtime.training.entry.group import open_group, rank_report
         from flk_runtime.training.options import RunOptions
 
         options = RunOptions.read(rank_info, {}, defer_error=True)

@@ -20,7 +20,7 @@ from flk_runtime.preflight import report
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.ending import has_failed
 from flk_runtime.training.extensions import BeginRecording
-from flk_runtime.training.step.lines import Line
+from flk_runtime.training.lines import Line
 from flk_sinks.choice import chosen_sinks
 from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
 from flk_sinks.writer import Writer, close

@@ -62,4 +62,4 @@ def test_no_submodule_hides_a_public_name() -> None:
     submodules = {module.name for module in pkgutil.iter_modules(flk_runtime.__path__)}
     assert "run" in submodules
     assert not submodules & set(flk_runtime.__all__)
-    assert flk_runtime.init is importlib.import_module("flk_runtime.training.init").init
+    assert flk_runtime.init is importlib.import_module("flk_runtime.training.entry.init").init

@@ -28,7 +28,7 @@ warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of outputs that are views, which few scripts change
 if not one_process:
     from flk_runtime.training import process
-    from flk_runtime.training import script as of_script
+    from flk_runtime.training.entry import script as of_script
     def as_in_another_process(self, name, find=process.Process.next_place):
         for place in self._places:
             place.trainings, place.saved_by = 0, ""

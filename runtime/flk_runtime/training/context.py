@@ -11,8 +11,8 @@ import torch.distributed as dist
 from flk_runtime.discovery import RankInfo
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
+from flk_runtime.training.lines import Lines
 from flk_runtime.training.options import RunOptions
-from flk_runtime.training.step.lines import Lines
 
 
 @dataclass(frozen=True)

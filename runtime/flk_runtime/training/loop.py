@@ -19,10 +19,10 @@ from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.shared.progress import Phase
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.saves import Saves
 from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.training.step.lines import Metrics
 from flk_runtime.training.step.steps import Steps
 from flk_runtime.training.training import Training
 

@@ -32,12 +32,12 @@ from flk_runtime.parallel import (
 from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.process import current
 from flk_runtime.training.saves import Saves
 from flk_runtime.training.step.agreement import Agreement, check_replicas
 from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.first_pass import at_first_pass
-from flk_runtime.training.step.lines import Metrics
 from flk_runtime.training.step.steps import Steps
 
 

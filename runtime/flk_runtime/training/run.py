@@ -16,13 +16,13 @@ from flk_runtime.checkpoint import Stateful
 from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions
 from flk_runtime.discovery import RankInfo
 from flk_runtime.parallel import ParallelArgs, ParallelOptions
+from flk_runtime.training.backward import Backward
 from flk_runtime.training.context import RunContext
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.models import Models
 from flk_runtime.training.options import RunOptions
 from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.backward import Backward
 from flk_runtime.training.step.batches import Batches
-from flk_runtime.training.step.lines import Metrics
 from flk_runtime.training.step.steps import Steps
 from flk_runtime.training.training import Training
 

@@ -66,7 +66,7 @@ def test_the_options_of_the_callback_are_named_for_command_lines_that_read_them(
     import inspect
 
     from flk_hosts.lightning import Flk
-    from flk_runtime.training.adopt import adopt
+    from flk_runtime.training.entry.adopt import adopt
 
     options = inspect.signature(adopt).parameters
     assert set(inspect.signature(Flk).parameters) == {name for name, each in options.items() if each.kind.value == 3}

@@ -9,7 +9,7 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import SinkName
-from flk_runtime.training.step.lines import Lines
+from flk_runtime.training.lines import Lines
 from flk_sinks.curves import Curves
 from flk_sinks.sink import RunInfo
 

@@ -27,7 +27,7 @@ UNSHARDED = ("", "none", "ddp", "no_shard")  # of an extension's strategy, nothi
 FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
 FOR_LIBRARY = (
-    "flk_runtime.training.init",
+    "flk_runtime.training.entry.init",
     "flk_runtime.checkpoint.gather",
     "flk_runtime.checkpoint.load",
     "flk_runtime.checkpoint.save",

@@ -1,1 +1,1 @@
-"""A step of a training: its batches, its backward passes, what ranks compare after it, and what is printed of it."""
+"""A step of a training: its batches, what counts and ends it, and what ranks compare after it."""

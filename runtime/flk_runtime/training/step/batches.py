@@ -31,8 +31,8 @@ from flk_runtime.errors import SetupError, setting
 from flk_runtime.preflight.bootstrap import compare_options, compares
 from flk_runtime.system.bits import is_compared
 from flk_runtime.training.context import RunContext
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.lines import Metrics
 from flk_runtime.training.step.steps import Steps
 
 T = TypeVar("T")

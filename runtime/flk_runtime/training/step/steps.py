@@ -17,9 +17,9 @@ from flk_runtime.contract.failure import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.extensions import OuterLoop
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.process import current
 from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.lines import Metrics
 
 
 class Steps:

@@ -11,7 +11,7 @@ import torch
 
 from flk_runtime.checkpoint import OptimizerState
 from flk_runtime.errors import SetupError
-from flk_runtime.training import adopt, init, script
+from flk_runtime.training.entry import adopt, init, script
 from flk_runtime.training.process import Process
 
 

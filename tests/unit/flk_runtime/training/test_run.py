@@ -15,11 +15,11 @@ from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.training.lines import Lines
 from flk_runtime.training.models import Models
 from flk_runtime.training.run import Run
 from flk_runtime.training.saves import Saves
 from flk_runtime.training.step.batches import Batches
-from flk_runtime.training.step.lines import Lines
 from flk_runtime.training.step.steps import Steps
 
 

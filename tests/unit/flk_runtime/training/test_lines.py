@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flk_runtime.distributed import process_group
-from flk_runtime.training.step.lines import Line, Lines
+from flk_runtime.training.lines import Line, Lines
 
 
 class Kept:

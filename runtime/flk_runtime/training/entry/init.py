@@ -12,7 +12,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import rng
 from flk_runtime.training import extensions
-from flk_runtime.training.group import entered
+from flk_runtime.training.entry.group import entered
 from flk_runtime.training.options import LOG_EVERY, TIMEOUT, RunOptions
 from flk_runtime.training.process import current
 from flk_runtime.training.run import Run

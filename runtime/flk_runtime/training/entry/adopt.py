@@ -11,7 +11,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import rng
 from flk_runtime.training import extensions
 from flk_runtime.training.context import RunContext
-from flk_runtime.training.group import entered
+from flk_runtime.training.entry.group import entered
 from flk_runtime.training.loop import Loop
 from flk_runtime.training.options import LOG_EVERY
 from flk_runtime.training.process import current
