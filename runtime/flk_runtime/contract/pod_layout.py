@@ -51,6 +51,11 @@ def is_of_pod(place: str | None) -> bool:
     return place is not None and f"{place}/".startswith(f"{CHECKPOINT_FOLDER}/")
 
 
+def on_volume(checkpoint: str) -> str:
+    """The folder of a job's checkpoints (FLK_CHECKPOINT) if it outlives the pods; else empty, as in S3."""
+    return "" if is_address(checkpoint) or is_of_pod(checkpoint) else checkpoint
+
+
 LINUX = sys.platform == "linux"
 """Whether this is Linux. Elsewhere there is no /proc, and ranks are new processes, since a fork may end in macOS's
 libraries."""

@@ -98,6 +98,7 @@ class Settings:
     memory_limit: int | None = _of(user_env.MEMORY_LIMIT)  # bytes that they may take; 0: none are kept
     termination_log: str = _of(pod_env.TERMINATION_LOG)
     records: str = _of(pod_env.RECORDS)  # ConfigMap in which pod 0 keeps the record of the job; empty: none
+    volume: str = ""  # folder of the checkpoints that outlives the pods; empty: there is none
     parent: int = _of(pod_env.PARENT)  # process id; the launcher ends with it. 0: none
 
     def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
@@ -128,6 +129,15 @@ class Settings:
     def telemetry(self) -> bool:
         """Whether the launchers measure the job."""
         return self.measures and self.trains
+
+    @property
+    def record_folder(self) -> str:
+        """Folder in which pod 0 keeps the record of the job where no ConfigMap has it; empty: none.
+
+        There is none where records of two jobs could not be told apart, and none under `flk run`, whose launchers end
+        with it.
+        """
+        return self.volume if self.job_uid and self.trains and self.workers == 1 and not self.parent else ""
 
     @property
     def local(self) -> bool:
@@ -220,6 +230,7 @@ class Settings:
             health="health" not in value(user_env.PREFLIGHT),
             fork=value(user_env.START) == "fork" and pod_layout.LINUX,
             work=value(pod_env.WORK) or os.getcwd(),
+            volume=pod_layout.on_volume(value(user_env.CHECKPOINT)),
         )
 
 

@@ -1,14 +1,16 @@
-"""RecordArchive: keeps the record of the job in a ConfigMap, which outlives its pods.
+"""RecordArchive: keeps the record of the job in a place that outlives its pods: a ConfigMap, or a file on a volume.
 
 The launcher of pod 0 writes it when an attempt begins or the job ends, and else every few minutes. Where all launchers
 of a job have ended at once, the next ones go on with it. Nothing of the job depends on it: without the right, or
-without an API server that answers, the job runs on.
+without an API server or a volume that answers, the job runs on.
 
-All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch.
+All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch. The file is in the
+folder of the job's checkpoints.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -20,7 +22,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from flk_runtime.contract import foreign, log_format, pod_layout
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
@@ -32,8 +34,9 @@ _PAUSE: Final = 2.0  # seconds between two writes at least
 _RETRY: Final = 30.0  # seconds after a write that failed
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
 LIMIT: Final = 900_000  # bytes of all entries of a ConfigMap: an object of the API may have 1 MiB
-TIMEOUT: Final = 5.0  # seconds for one request
+TIMEOUT: Final = 5.0  # seconds for one request, and for reading a file
 ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of what is in its answer
+_FILE: Final = ".flk-record-{key}.json"
 
 
 class RecordArchive:
@@ -42,7 +45,7 @@ class RecordArchive:
     def __init__(
         self,
         settings: Settings,
-        place: ConfigMap,
+        place: Place,
         last_lines: Callable[[int], list[str]],
         log: Callable[[str], None],
         *,
@@ -155,8 +158,19 @@ class RecordArchive:
         return ""
 
 
+class Place(Protocol):
+    """A place for entries, by their keys. The methods take seconds at most, or raise one of `ERRORS`."""
+
+    name: str  # for messages
+
+    def read(self, key: str) -> str:
+        """The entry; empty if there is none."""
+
+    def write(self, key: str, text: str) -> None: ...
+
+
 class ConfigMap:
-    """Entries of a ConfigMap, by their keys. The oldest make room. The methods raise one of `ERRORS`."""
+    """Entries of a ConfigMap. The oldest make room."""
 
     def __init__(self, name: str, folder: str = "") -> None:
         """``folder`` holds token, ca.crt and namespace."""
@@ -166,11 +180,9 @@ class ConfigMap:
         self._made_room = False
 
     def read(self, key: str) -> str:
-        """The entry; empty if there is none."""
         return self._data().get(key, "")
 
     def write(self, key: str, text: str) -> None:
-        """Write the entry, in the place of the oldest ones if there is no room."""
         try:
             dropped = {} if self._made_room else dict.fromkeys(self._oldest(key, len(text)))
             self._request("PATCH", {"data": {**dropped, key: text}})
@@ -213,6 +225,44 @@ class ConfigMap:
         handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
         with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
             return bytes(answer.read())
+
+
+class Folder:
+    """A file in a folder on a volume. Files of former jobs with this folder are removed."""
+
+    def __init__(self, path: str) -> None:
+        self.name = f"folder {path}"
+        self._path = Path(path)
+
+    def read(self, key: str) -> str:
+        found: list[str] = []
+
+        def look() -> None:
+            with contextlib.suppress(OSError, UnicodeDecodeError), open(self._file(key)) as stream:
+                found.append(stream.read(foreign.LIMIT))
+
+        thread = threading.Thread(target=look, name="record", daemon=True)  # a system call may never return
+        thread.start()
+        thread.join(TIMEOUT)
+        return found[0] if found else ""
+
+    def write(self, key: str, text: str) -> None:
+        file = self._file(key)
+        self._path.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.unlink(missing_ok=True)  # a link of another job would lead elsewhere
+        with open(part, "x") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(file)
+        for other in self._path.glob(_FILE.format(key="*")):
+            if other != file:
+                with contextlib.suppress(OSError):
+                    other.unlink()
+
+    def _file(self, key: str) -> Path:
+        return self._path / _FILE.format(key=key)
 
 
 def describe(error: Exception) -> str:

@@ -181,11 +181,11 @@ class RecordWriter:
 
     def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive | None:
         settings = self._settings
-        if not settings.records:
+        if not (settings.records or settings.record_folder):
             return None
-        from flk_runtime.launcher.records.archive import ConfigMap, RecordArchive  # not every job needs it
+        from flk_runtime.launcher.records.archive import ConfigMap, Folder, RecordArchive  # not every job needs it
 
-        place = ConfigMap(settings.records)
+        place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
 
     def _open_page(self) -> MetricsPage:
