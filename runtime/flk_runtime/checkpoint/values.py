@@ -119,7 +119,7 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
         return "bytes", "", value.decode("latin-1")
     if _CLASSES.get(kind.__name__) is kind:
         return "call", kind.__name__, _reduced(value, path, take)
-    if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
+    if isinstance(value, type) and value in _CLASSES.values():
         return "class", value.__name__, None
     if (numpy := sys.modules.get("numpy")) and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
         content = _encode_array(numpy.asarray(value), value, path, take)

@@ -54,6 +54,11 @@ class Inventory:
             held.setdefault(checkpoint, []).append(rank)
         return cls(host, port, [Held(*each) for each in held.items()])
 
+    @property
+    def shards(self) -> list[ShardId]:
+        """The shards that the pod holds."""
+        return [ShardId(each.checkpoint, rank) for each in self.held for rank in each.ranks]
+
 
 @dataclass(frozen=True)
 class Restore:
