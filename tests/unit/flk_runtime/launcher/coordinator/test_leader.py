@@ -350,6 +350,14 @@ def test_a_pod_is_waited_for_if_the_cause_turns_out_to_be_one_that_is_retried() 
     assert job.latest(2).number == 1
 
 
+def test_nobody_is_said_to_be_waited_for_while_the_next_attempt_is_delayed(job: Job) -> None:
+    job.arrive(0, 1)
+    assert job.leader._round
+    job.leader._round.start_at = job.now + 60
+    job.wait(30.0)
+    assert job.log == []
+
+
 def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:
     job.arrive(0, 1)
     job.wait(30.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 import threading
 import types
@@ -43,3 +44,19 @@ def test_a_function_gets_a_module_when_the_script_has_imported_it(monkeypatch: p
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     module = importlib.import_module("colorsys")
     assert imported == [module]
+
+
+def test_a_worker_that_ended_before_does_not_keep_its_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """signal.signal runs the former handler first, if the signal has come already."""
+    actions: list[Any] = []
+
+    def handle(number: int, action: Any) -> None:
+        if len(actions) == 0:
+            actions.append("raised")
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        actions.append(action)
+
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    monkeypatch.setattr(signal, "signal", handle)
+    assert rank_process._fail(ValueError("no data"), reports=False) == 1
+    assert actions == ["raised", signal.SIG_DFL]
