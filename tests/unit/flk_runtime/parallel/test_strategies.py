@@ -9,6 +9,12 @@ from torch import nn
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize
 
+
+def test_blocks_to_recompute_are_named_by_the_option_of_blocks() -> None:
+    with pytest.raises(SetupError, match=r"recompute='Block': expected True or False"):
+        apply("ddp", ParallelOptions(recompute="Block"))  # type: ignore[arg-type]
+
+
 CURE = "update torch, or use strategy ddp without precision="
 
 

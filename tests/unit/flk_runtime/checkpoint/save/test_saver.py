@@ -90,10 +90,11 @@ class Job:
         )
 
     def save(self, step: int, *, store: bool = True, log: str = "") -> bool:
-        """Save a state that says of which step it is."""
+        """Save a state that says of which step it is. Returns whether it goes to storage."""
         self.chunk.fill_(step)
         chunks = chunks_of(("model", "weight"), self.chunk)
-        return self.saver.save(step, chunks, {"steps": step, "objects": {"log": log}}, store=store)
+        self.saver.save(step, chunks, {"steps": step, "objects": {"log": log}}, store=store)
+        return self.saver.stored == step
 
     def ended(self) -> None:
         """Wait until the write has ended, without hearing of it."""
