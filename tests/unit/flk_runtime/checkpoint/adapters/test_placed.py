@@ -37,7 +37,7 @@ def test_an_optimizer_that_shards_its_state_is_refused_by_name() -> None:
         def state_dict(self) -> dict[str, Any]:
             raise RuntimeError("Optimizer state has not been consolidated")
 
-    with pytest.raises(MismatchError, match="cannot save the optimizer Sharding, .*: use a strategy that shards"):
+    with pytest.raises(MismatchError, match=r"cannot save the optimizer Sharding, .*: use a strategy that shards"):
         placed(Sharding([nn.Parameter(torch.ones(1))], 0.1), []).state_dict()
 
 

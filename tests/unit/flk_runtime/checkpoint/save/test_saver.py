@@ -177,6 +177,22 @@ def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: 
     assert (job.saved, job.stored) == ([1, 2, 3, 4], [1, 4])
 
 
+def test_a_third_file_is_asked_for_again_with_each_structure_of_the_state(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, limit=180_000)
+    job.save(1)
+    assert job.saver._held
+    assert not job.saver._held.has_third
+    (line,) = job.lines
+    job.memory.limit, job.chunk = 1 << 30, torch.zeros(16)
+    job.save(2)
+    assert job.saver._held.has_third
+    assert job.lines == [line]
+    job.saver.wait()
+    job.saver.close()
+    assert job.saver._storage
+    assert job.saver._storage.shard is None
+
+
 def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_is_the_last(
     tmp_path: Path, storage: Storage
 ) -> None:
