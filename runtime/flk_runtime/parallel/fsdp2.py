@@ -63,9 +63,8 @@ class FSDP2Model(ParallelModel):
         for module in inner_first(model):
             waiting.append(module)
             if module is model or module in units:
-                place(
-                    waiting, device, moved, broadcast=broadcast
-                )  # unit by unit, so that no device holds all of the model
+                # Unit by unit, so that no device holds all of the model.
+                place(waiting, device, moved, broadcast=broadcast)
                 shard(module)
                 waiting = []
         allocate(model, device)
