@@ -248,6 +248,8 @@ class CheckpointManager:
                     "that has saved it, so their positions may be those of other loaders: without name=, they go by "
                     "the order of calls; pass each loader the name= that it has in the checkpoint"
                 )
+            if _is_position(state):  # a loader that is made later begins anew, at each restart
+                self._unclaimed.discard(name)
             self._log(f"flk: ignoring {name!r} in {place}: this script does not register it before its first step")
 
     def ignore_checkpoint(self, steps: int) -> None:

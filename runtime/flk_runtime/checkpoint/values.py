@@ -40,6 +40,7 @@ _CLASSES: Final[dict[str, Any]] = {
         *(list, tuple, int, float, bool, str, bytes),  # as what a defaultdict makes
     )
 }
+_BITS: Final = 255 * 8 - 1  # of an integer that torch.load takes
 _LARGE: Final = 1 << 14  # bytes of an array that are saved as a tensor, of which each rank reads what it needs
 
 
@@ -96,6 +97,8 @@ def references(value: Any) -> Iterator[str]:
 
 def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
     kind = type(value)
+    if kind is int and value.bit_length() > _BITS:
+        raise MismatchError(f"cannot save {name_of(path)!r}: it is an integer of more than 255 bytes: make it a text")
     if kind in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
@@ -139,6 +142,12 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
 
 def _reduced(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
     """What pickle makes an object of: arguments of its class, attributes, items and pairs."""
+    factory = getattr(value, "default_factory", None)
+    if factory is not None and factory not in _CLASSES.values():
+        raise MismatchError(
+            f"cannot save {name_of(path)!r}: it is a defaultdict of {getattr(factory, '__name__', factory)}, which a "
+            "checkpoint cannot hold: use a builtin class, such as int or list"
+        )
     made, arguments, *rest = value.__reduce_ex__(4)
     state, items, pairs = (*rest, None, None, None)[:3]
     arguments = tuple(arguments[1:] if made is copyreg.__newobj__ else arguments)  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ The words of this package:
   *look*.
 - A *shard* is a piece of a stream that can be read alone; a *part* is the shards that one process, a *lane*, reads.
 
-`run` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of map-style
-datasets and `shard` work without a process group.
+`training` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of
+map-style datasets and `shard` work without a process group.
 """
 
 from flk_runtime.data.evaluation import EvaluationLoader

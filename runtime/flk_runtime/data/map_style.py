@@ -56,6 +56,10 @@ def own_samples(size: int, world_size: int, rank: int) -> int:
     return 0 if repeats else end - begin
 
 
+# What gives a loader each order.
+_GIVEN = {order.OWN: "shuffle=False", order.SHUFFLED: "shuffle=True", order.SAMPLED: "a sampler"}
+
+
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
@@ -142,8 +146,8 @@ class Loader(EpochLoader):
             )
         if state["order"] != self._order:
             raise MismatchError(
-                f"{self.name}: the data has the order {self._order!r} here, and had {state['order']!r} in the "
-                "checkpoint: resume with the same shuffle= and sampler="
+                f"{self.name}: the order here is that of {_GIVEN[self._order]}, and in the checkpoint that of "
+                f"{_GIVEN.get(state['order'], 'something else')}: resume with the same shuffle= and sampler="
             )
         self._restore(state, None if state["samples"] is None else (state["samples"], state.get("digest")))
 

@@ -48,6 +48,8 @@ def count_shards(dataset: Any) -> int:
     if any(name.startswith(("Take", "Skip")) and step.n is not None for name, step in _steps(dataset)):
         return 1  # its shards would take or skip their shares of the number, which are other elements
     count: object = getattr(dataset, "num_shards", None)
+    if count is None and is_hugging_face(dataset):
+        count = dataset.n_shards  # its name in older releases
     return count if isinstance(count, int) and count > 0 and callable(getattr(dataset, "shard", None)) else 1
 
 

@@ -3,7 +3,7 @@
 `optimizer` averages gradients for `DistributedOptimizer`.
 
 Everything here needs torch and, unless it says otherwise, an open process group. The packages above (data, preflight,
-checkpoint, parallel) and `run` and `check` import it; the launcher may not.
+checkpoint, parallel) and `training` and `check` import it; the launcher may not.
 """
 
 from flk_runtime.distributed.broadcast_state import synchronize

@@ -7,12 +7,15 @@ DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.serialization import default_restore_location
 
 from flk_runtime.distributed import collectives
 from flk_runtime.distributed.consistency import has_fsdp1, parameters_in
@@ -90,8 +93,10 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
     dist.broadcast_object_list(content, src=root)
     if dist.get_rank() == root:
         return
-    states, groups = torch.load(io.BytesIO(content[0]), map_location=_to_own_gpu, weights_only=False)
+    # A tensor on the CPU, such as a number of steps, stays there. Others are where their parameter is.
+    states, groups = torch.load(io.BytesIO(content[0]), map_location=_from_other_gpu(optimizer), weights_only=False)
     for parameter, state in zip(parameters_in(optimizer), states, strict=True):
+        state = map_leaves(state, partial(_near, parameter))
         optimizer.state.pop(parameter, None)
         if state is not None:
             optimizer.state[parameter] = state
@@ -101,5 +106,11 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
         group.update(new, params=parameters)
 
 
-def _to_own_gpu(storage: Any, location: str) -> Any:
-    return storage.cuda() if location.startswith("cuda") else storage
+def _from_other_gpu(optimizer: Optimizer) -> Callable[[Any, str], Any]:
+    """Where torch.load puts storages of another rank's device: on that of the first parameter."""
+    device = str(next((parameter.device for parameter in parameters_in(optimizer)), "cpu"))
+    return lambda storage, location: default_restore_location(storage, location if location == "cpu" else device)
+
+
+def _near(parameter: nn.Parameter, leaf: Any) -> Any:
+    return leaf.to(parameter.device) if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" else leaf

@@ -93,10 +93,18 @@ def sharded_units(
 
 def inner_first(model: nn.Module) -> list[nn.Module]:
     """All modules of ``model``, each once and after those inside it, as their constructors end."""
-    modules: dict[nn.Module, None] = {}
-    for child in model.children():
-        modules |= dict.fromkeys(inner_first(child))
-    return [*modules, model]
+    found: list[nn.Module] = []
+    visited: set[nn.Module] = set()
+
+    def walk(module: nn.Module) -> None:
+        if module not in visited:
+            visited.add(module)
+            for child in module.children():
+                walk(child)
+            found.append(module)
+
+    walk(model)
+    return found
 
 
 def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:

@@ -59,10 +59,12 @@ class FSDP2Model(ParallelModel):
         units = sharded_units(model, blocks, precision, ends=ends)
         kept = kept_units(model, units, ends=ends)
         waiting: list[nn.Module] = []
+        moved: dict[torch.Tensor, torch.Tensor] = {}
         for module in inner_first(model):
             waiting.append(module)
             if module is model or module in units:
-                place(waiting, device, broadcast=broadcast)  # unit by unit, so that no device holds all of the model
+                # Unit by unit, so that no device holds all of the model.
+                place(waiting, device, moved, broadcast=broadcast)
                 shard(module)
                 waiting = []
         allocate(model, device)

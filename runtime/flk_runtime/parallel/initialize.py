@@ -52,10 +52,13 @@ def check_init(names: Collection[str], init: Initializer | None) -> None:
         )
 
 
-def place(modules: Iterable[nn.Module], device: torch.device, *, broadcast: bool) -> None:
+def place(
+    modules: Iterable[nn.Module], device: torch.device, moved: dict[torch.Tensor, torch.Tensor], *, broadcast: bool
+) -> None:
     """Move the modules' own tensors to ``device``; with ``broadcast``, all ranks get rank 0's values. Collective then.
 
-    Those on the meta device, and those that are sharded, stay as they are.
+    Those on the meta device, and those that are sharded, stay as they are. ``moved``: where buffers of the model have
+    been moved, which several modules may share.
     """
     for module in modules:
         for table in (module._parameters, module._buffers):
@@ -65,7 +68,7 @@ def place(modules: Iterable[nn.Module], device: torch.device, *, broadcast: bool
                 if isinstance(tensor, nn.Parameter):
                     tensor.data = tensor.data.to(device)  # the same object: it may be tied
                 else:
-                    tensor = module._buffers[name] = tensor.to(device)
+                    tensor = module._buffers[name] = moved.setdefault(tensor, tensor.to(device))
                 if broadcast:
                     dist.broadcast(tensor.data, src=0)
 

@@ -1,6 +1,6 @@
 """Preflight: before the process group opens, the ranks connect to one store and compare their reports.
 
-A fault that would otherwise show as a job that hangs is one sentence on every rank. `run` and `check` import
+A fault that would otherwise show as a job that hangs is one sentence on every rank. `training` and `check` import
 this package. `connect_store` is imported from `bootstrap`, not from here: that module imports torch, and `check` reads
 RankReport before torch is imported.
 """

@@ -49,7 +49,7 @@ RECORD = JobRecord(
     0,
     3,
     FAILURE,
-    [Attempt(0, 1e9, 1e9 + 5, FAILURE, 1, 2, 7, "0-1", 3, "memory", "x")],
+    [Attempt(0, 1e9, 1e9 + 5, FAILURE, 1, 2, 7, "0-1", 3, "memory")],
     slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)],
     standstill=Standstill(7.5, "rank 1 sleeps", "gpt-worker-1"),
     quarantine=[QuarantinedNode("node-a", "gpt-worker-1 was lost", 9.5)],

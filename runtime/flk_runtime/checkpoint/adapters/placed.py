@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint.adapters.optimizer import check_kind, kind_of
 from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.stateful import Declared
+from flk_runtime.errors import MismatchError
 
 _ADDED: Final = "flk.optimizer"  # the key of what flk adds to a state_dict()
 
@@ -31,8 +32,18 @@ class PlacedOptimizer:
                 self._names.setdefault(id(parameter), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's own state_dict(), with its class and the names of its parameters."""
-        added, state = kind_of(self._optimizer), self._optimizer.state_dict()
+        """The optimizer's own state_dict(), with its class and the names of its parameters.
+
+        Raises CheckpointError if it has none on each rank.
+        """
+        kind, _ = added = kind_of(self._optimizer)
+        try:
+            state = self._optimizer.state_dict()
+        except RuntimeError as error:  # as of ZeroRedundancyOptimizer, which gathers it first
+            raise MismatchError(
+                f"cannot save the optimizer {kind}, whose state_dict() does not say what this rank has: use a strategy "
+                f"that shards, such as shard_grad_op, instead of it ({' '.join(str(error).split())})"
+            ) from error
         return {**state, _ADDED: {"kind": added, "order": self._order()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -28,7 +28,8 @@ class HeldSaves:
         self, memory: PodMemory, on_held: Callable[[int], None], warn: Callable[[str], None], *, third: bool
     ) -> None:
         self.memory = memory
-        self.has_third = third
+        self._wants_third = third
+        self.has_third = False
         """Whether there is room for the next save while storage reads another one; after `reserve`."""
         self._on_held, self._warn = on_held, warn
         self._step: int | None = None  # of the save that is not known to be complete
@@ -74,12 +75,13 @@ class HeldSaves:
     def reserve(self, size: int) -> str:
         """Make room for shards of so many bytes on all ranks, or on none. Returns why there is none. Collective."""
         sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
-        no_third = self._try_to_reserve(sizes, counts_third=True) if self.has_third else ""
-        if self.has_third and not no_third:
+        no_third = self._try_to_reserve(sizes, counts_third=True) if self._wants_third else ""
+        self.has_third = self._wants_third and not no_third
+        if self.has_third:
             return ""
-        self.has_third = False
         refusal = self._try_to_reserve(sizes)
-        if no_third and not refusal and process_group.rank() == 0:
+        if no_third and not refusal and not self._said_waits and process_group.rank() == 0:
+            self._said_waits = True
             self._warn(f"{_WAITS}: {no_third}")
         return refusal
 

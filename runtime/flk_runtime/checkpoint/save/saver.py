@@ -100,10 +100,10 @@ class Saver:
         problem: RuntimeFailure | None = None,
         *,
         store: bool = True,
-    ) -> bool:
+    ) -> None:
         """Copy ``chunks`` and ``plain`` of this rank, and write them in the background. Collective.
 
-        Returns whether the state goes to storage. Not so if ``store`` is false and the memory keeps it, or if storage
+        The state goes to storage too. Not so if ``store`` is false and the memory keeps it, or if storage
         has an interval of its own and still writes an earlier state. Else the write before is awaited first. Raises
         CheckpointError on all ranks if that write failed, if the chunks are not whole tensors, or if ``plain`` of a
         rank cannot be pickled; whether it can be read back is for `encode` to say. Raises a rank's ``problem`` too: the
@@ -141,7 +141,7 @@ class Saver:
             self._staging = Staging(make_plan(describe(chunks)), self._metadata, layout)
             self._reserve(self._staging.size(len(values)))
         if not self.can_save:
-            return False
+            return
         self._stage(step, number, chunks, values)
         stored = self._storage is not None and (store or self._held is None) and not writing_anywhere
         self.behind = self._separate and not stored
@@ -154,7 +154,6 @@ class Saver:
                     f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
                     "later save is stored (said once)"
                 )
-        return stored
 
     def poll(self) -> bool:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
@@ -201,6 +200,8 @@ class Saver:
         if self._staging is not None:
             self._staging.close()
             self._staging = self._latest = None
+        if self._storage is not None:
+            self._storage.shard = None
 
     def store_restored(self, checkpoint: Restorable, *, at_end: bool) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.

@@ -282,8 +282,9 @@ def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, 
     lines = [("length of the dataset", str(length_of(dataset)))]
     # A stream without shards is compared as it is read.
     sources = [dataset] if not is_stream(dataset) else sources_of(dataset) if shards > 1 else []
-    for source in sources:
-        lines += describe_data(source, shards)
+    for number, source in enumerate(sources):
+        before = f"source {number}: " if len(sources) > 1 else ""
+        lines += [(before + path, text) for path, text in describe_data(source, shards)]
     if difference := find_difference(name, lines):
         raise SetupError(
             f"{name}: the ranks have different data: {difference}: give all ranks the whole data in the same order, "

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState, open_checkpoints
-from flk_runtime.checkpoint.manager import progress_of
+from flk_runtime.checkpoint.manager import Resumed, progress_of
 from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
 from flk_runtime.system import device, rng
 
 
@@ -83,6 +84,27 @@ def test_progress_is_told_by_the_numbers_of_positions() -> None:
     position = {"seed": 1, "epoch": 2, "consumed": 3, "data": np.arange(3)}
     assert progress_of(4, {"data": position}) == progress_of(4, {"data": split_tensors(position, ("data",)).plain})
     assert progress_of(4, {"data": position}) != progress_of(4, {"data": {**position, "consumed": 2}})
+
+
+def test_a_named_loader_that_is_made_after_the_first_step_begins_anew() -> None:
+    class Thing:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
+    position = {"seed": 1, "epoch": 2, "consumed": 3, "trained": False}
+    objects: Any = {
+        "val": SimpleNamespace(plain=position, is_of_model=lambda: False),
+        "scale": SimpleNamespace(plain={}, is_of_model=lambda: False),
+    }
+    resumed = Resumed("step 4", 4, objects, {}, {}, rng.get_state(), (4, {}), None)
+    manager = CheckpointManager(make_manager().options, print, resumed=resumed)
+    manager.finish_restoring()
+    manager.register("val", Thing())
+    with pytest.raises(SetupError, match="'scale' is in the checkpoint that was resumed"):
+        manager.register("scale", Thing())
 
 
 @pytest.mark.parametrize(("steps", "is_current"), [(4, False), (5, True)])

@@ -123,7 +123,10 @@ def test_samplers_that_would_lose_samples_are_refused() -> None:
         samplers.compare([{}, *marks])
     samplers.compare([{}, marks[0], {"loader": None}, marks[0], {"loader": (0, "other")}])  # looks are no steps
     plain = Loader(DATA, loader_context(4))
-    for before, now, text in ((one, plain, "'feistel' here, and had 'sampler'"), (plain, one, "'sampler' here")):
+    for before, now, text in (
+        (one, plain, "in the checkpoint that of a sampler"),
+        (plain, one, "here is that of a sampler"),
+    ):
         with pytest.raises(MismatchError, match=text):
             now.load_state_dict(before.state_dict())
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import find_blocks, shardable_blocks
+from flk_runtime.parallel.blocks import find_blocks, inner_first, shardable_blocks
 
 
 class Block(nn.Module):
@@ -37,6 +37,14 @@ class Net(nn.Module):
 def names(model: nn.Module, found: list[nn.Module]) -> list[str]:
     known = {id(module): name for name, module in model.named_modules()}
     return [known[id(module)] for module in found]
+
+
+def test_modules_that_are_shared_at_each_level_are_walked_once() -> None:
+    model: nn.Module = nn.Linear(1, 1)
+    for _ in range(60):
+        model = nn.Sequential(model, nn.Sequential(model))
+    assert len(inner_first(model)) == 121
+    assert inner_first(model)[-1] is model
 
 
 def test_by_default_a_repeated_class_that_is_made_of_modules() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions, parallelize
+from flk_runtime.parallel.initialize import place
 
 
 def start(model: nn.Module, init: str | None = "reset_parameters") -> None:
@@ -20,6 +21,17 @@ def start(model: nn.Module, init: str | None = "reset_parameters") -> None:
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return make()
+
+
+def test_a_buffer_that_modules_share_stays_shared_where_it_is_moved() -> None:
+    modules = [nn.Module(), nn.Module()]
+    shared = torch.ones(2)
+    moved: dict[torch.Tensor, torch.Tensor] = {}
+    for module in modules:
+        module.register_buffer("shared", shared)
+        place([module], torch.device("meta"), moved, broadcast=False)
+    assert modules[0].shared is modules[1].shared
+    assert modules[0].shared is not shared
 
 
 def test_without_an_initializer_it_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from flk_runtime.checkpoint import placed
 from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.stateful import Declared, is_replicated, per_rank, replicated
+from flk_runtime.errors import MismatchError
 
 
 def test_the_order_of_the_parameters_is_compared_by_name_or_by_shape() -> None:
@@ -27,6 +30,15 @@ def test_the_order_of_the_parameters_is_compared_by_name_or_by_shape() -> None:
         placed(torch.optim.SGD([*net.parameters(), loose]), [net]).load_state_dict(state)
     with pytest.raises(ValueError, match="pass the optimizer as it was passed then"):
         placed(first, [net]).load_state_dict({"param_groups": []})
+
+
+def test_an_optimizer_that_shards_its_state_is_refused_by_name() -> None:
+    class Sharding(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("Optimizer state has not been consolidated")
+
+    with pytest.raises(MismatchError, match=r"cannot save the optimizer Sharding, .*: use a strategy that shards"):
+        placed(Sharding([nn.Parameter(torch.ones(1))], 0.1), []).state_dict()
 
 
 @pytest.mark.parametrize("declare", [per_rank, replicated])

@@ -90,10 +90,11 @@ class Job:
         )
 
     def save(self, step: int, *, store: bool = True, log: str = "") -> bool:
-        """Save a state that says of which step it is."""
+        """Save a state that says of which step it is. Returns whether it goes to storage."""
         self.chunk.fill_(step)
         chunks = chunks_of(("model", "weight"), self.chunk)
-        return self.saver.save(step, chunks, {"steps": step, "objects": {"log": log}}, store=store)
+        self.saver.save(step, chunks, {"steps": step, "objects": {"log": log}}, store=store)
+        return self.saver.stored == step
 
     def ended(self) -> None:
         """Wait until the write has ended, without hearing of it."""
@@ -174,6 +175,22 @@ def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: 
     assert line == "a save waits for storage while that still writes: others have filled the file system"
     job.saver.wait()
     assert (job.saved, job.stored) == ([1, 2, 3, 4], [1, 4])
+
+
+def test_a_third_file_is_asked_for_again_with_each_structure_of_the_state(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, limit=180_000)
+    job.save(1)
+    assert job.saver._held
+    assert not job.saver._held.has_third
+    (line,) = job.lines
+    job.memory.limit, job.chunk = 1 << 30, torch.zeros(16)
+    job.save(2)
+    assert job.saver._held.has_third
+    assert job.lines == [line]
+    job.saver.wait()
+    job.saver.close()
+    assert job.saver._storage
+    assert job.saver._storage.shard is None
 
 
 def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_is_the_last(
