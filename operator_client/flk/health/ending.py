@@ -237,7 +237,7 @@ CAUSES: Final = (
         _ended(
             lambda failure: failure.kind in (Kind.GPU, Kind.UNHEALTHY, Kind.UNKILLABLE),
             lambda view, failure: (
-                f"{_cordon(view, failure)} keeps jobs off the node; have it checked, then {view.flk('restart')}"
+                f"{_cordon(view, failure)} keeps jobs off the node; have it checked, then {view.again()}"
             ),
         ),
     ),
