@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flk_runtime.contract import VERSION
 from scripts import chart
 from scripts.documentation.pages import ROOT, Block, Command, all_pages, blocks, commands
 
@@ -91,7 +92,7 @@ class Session:
         programs = Path(sys.executable).parent  # where pip has put flk
         self.environment = kept | {"PATH": f"{programs}:{kept['PATH']}", "HOME": str(folder.parent), "NO_COLOR": "1"}
         self.environment |= {"COLUMNS": "100", "KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
-        self.environment["FLK_IMAGE"] = "flktrain/flk:0.1.0-cpu"  # as the first job's page sets it
+        self.environment["FLK_IMAGE"] = f"flktrain/flk:{VERSION}-cpu"  # as the first job's page sets it
 
     def run(self, command: str) -> str:
         """Run a command and return what it prints on stdout and stderr, with the namespace shown as ``team``."""

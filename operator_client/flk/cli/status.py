@@ -119,8 +119,7 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         cordon = commands.kubectl(f"cordon {each.node}", namespaced=False)
         lines.append(f"{each.node} is in quarantine{until}: {each.reason or 'pods have failed there repeatedly'}")
         lines.append(
-            f"{commands.flk('restart', state.name)} --avoid-node {each.node} has its pods avoid it; {cordon} keeps all "
-            "jobs off it"
+            f"{cordon} keeps all jobs off it; {commands.flk('why', state.name)} says how its other pods avoid it"
         )
     if state.slow:
         lines += ["", *(slow.summary for slow in state.slow)]

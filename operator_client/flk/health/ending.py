@@ -234,7 +234,7 @@ CAUSES: Final = (
             lambda failure: failure.kind in (Kind.GPU, Kind.UNHEALTHY, Kind.UNKILLABLE),
             lambda view, failure: (
                 f"{view.kubectl_of_cluster('cordon ' + (failure.node or 'NODE'))} keeps jobs off the node; have it "
-                f"checked, then {view.flk('restart')}"
+                f"checked, then {view.again()}"
             ),
         ),
     ),

@@ -184,7 +184,7 @@ def _with_end(view: JobView, text: str) -> str:
 def _remedy(view: JobView, node: str) -> str:
     cordon = view.kubectl_of_cluster(f"cordon {node or 'NODE'}")
     keeps = f"{cordon} keeps jobs off the node; have it checked"
-    return f"{keeps}, then {view.flk('restart')}" if view.failed else keeps
+    return f"{keeps}, then {view.again()}" if view.failed else keeps
 
 
 FAULTS: Final = (

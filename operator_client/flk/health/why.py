@@ -214,7 +214,7 @@ def _quarantine(view: JobView) -> list[Other]:
     return [
         Other(
             f"node {each.node} is in quarantine: {each.reason or 'pods have failed there repeatedly'}",
-            f"spares take the places of its pods; {view.flk('restart')} --avoid-node {each.node} has all pods avoid it",
+            f"spares take the places of its pods; {view.again(f'--avoid-node {each.node}')} has all pods avoid it",
         )
         for each in view.quarantine
     ]

@@ -407,6 +407,10 @@ class JobView:
         """Return a command of flk about this job, or about another one, which may be in another namespace."""
         return self.commands.flk(verb, self.name if job is None else job, namespace=namespace)
 
+    def again(self, options: str = "") -> str:
+        """Return how this job runs again, with more options."""
+        return self.commands.again(self.name, str(self.labels.get(labels.QUEUE) or ""), options)
+
     def kubectl(self, words: str) -> str:
         """Return a command of kubectl in the job's namespace."""
         return self.commands.kubectl(words)

@@ -37,6 +37,12 @@ class Commands:
         words = [program_name(), verb, *([job] if job else []), "-n", namespace or self.namespace]
         return " ".join(words) + self.connection.flags
 
+    def again(self, job: str, queue: str, options: str = "") -> str:
+        """Return how a job runs again, with more options. ``queue``: that of the job, whose pods Kueue has changed."""
+        if queue:
+            return f"{self.flk('delete', job)} and a new submission" + (f" with {options}" if options else "")
+        return f"{self.flk('restart', job)} {options}".rstrip()
+
     def kubectl(self, words: str, *, namespaced: bool = True) -> str:
         """Return a kubectl command in the namespace, or (not ``namespaced``) one about the cluster."""
         return f"kubectl {words}{f' -n {self.namespace}' if namespaced else ''}{self.connection.flags}"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from flk.spec import defaults as namespace_defaults
-from flk.spec import labels
+from flk.spec import labels, names
 from flk.targets import TARGETS
 from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env
@@ -35,6 +35,13 @@ def test_the_chart_makes_a_secret_for_the_jobs_whose_launchers_need_one(job: dic
         assert secret["metadata"]["name"] == "gpt-rendezvous"
         assert len(base64.b64decode(secret["data"]["secret"])) == 43
     assert template({"job": JOB | job, "rendezvousSecret": False}).of_kind("Secret") == []
+
+
+def test_a_job_without_an_image_runs_in_that_of_the_client() -> None:
+    (container,) = template({"job": JOB | {"image": ""}}).one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"][
+        "template"
+    ]["spec"]["containers"]
+    assert container["image"] == names.DEFAULT_IMAGE
 
 
 def test_records_may_be_read_and_patched_and_nothing_else() -> None:

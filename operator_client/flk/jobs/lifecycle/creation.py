@@ -255,10 +255,11 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
             hint=f"if nobody is submitting it now, delete it and submit again: {client.commands.flk('delete', name)}",
         )
     command = client.commands.flk
+    again = "" if labels.of(found).get(labels.QUEUE) else f", {command('restart', name)} runs it again"
     raise ConflictError(
         f"there is a job {name} in namespace {client.namespace} already{created}",
         hint=f"choose another --name, or look at that one: {command('status', name)}; {command('delete', name)} frees "
-        f"the name, {command('restart', name)} runs it again",
+        f"the name{again}",
     )
 
 

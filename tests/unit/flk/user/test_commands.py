@@ -28,6 +28,14 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     set_connection_options(ConnectionOptions())
 
 
+def test_a_job_of_a_queue_runs_again_by_a_new_submission() -> None:
+    commands = Commands("team")
+    assert commands.again("gpt", "", "--avoid-node a") == "flk restart gpt -n team --avoid-node a"
+    assert commands.again("gpt", "") == "flk restart gpt -n team"
+    assert commands.again("gpt", "q") == "flk delete gpt -n team and a new submission"
+    assert commands.again("gpt", "q", "--avoid-node a").endswith(" and a new submission with --avoid-node a")
+
+
 @pytest.mark.parametrize(
     ("given", "word"), [("gpt", "gpt"), ("pytorchjob/gpt", "gpt"), ("job.batch/gpt", "job.batch/gpt")]
 )
