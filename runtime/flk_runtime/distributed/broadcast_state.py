@@ -109,7 +109,11 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
 def _from_other_gpu(optimizer: Optimizer) -> Callable[[Any, str], Any]:
     """Where torch.load puts storages of another rank's device: on that of the first parameter."""
     device = str(next((parameter.device for parameter in parameters_in(optimizer)), "cpu"))
-    return lambda storage, location: default_restore_location(storage, location if location == "cpu" else device)
+
+    def restore(storage: Any, location: str) -> Any:
+        return default_restore_location(storage, "cpu" if location == "cpu" else device)  # type: ignore[no-untyped-call]
+
+    return restore
 
 
 def _near(parameter: nn.Parameter, leaf: Any) -> Any:
