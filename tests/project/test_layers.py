@@ -60,6 +60,6 @@ def test_the_launcher_imports_only_the_standard_library_and_zlib_ng_until_it_nee
 def test_no_submodule_hides_a_public_name() -> None:
     # An import of a submodule sets the attribute of its name: a module flk_runtime.init would replace the function.
     submodules = {module.name for module in pkgutil.iter_modules(flk_runtime.__path__)}
-    assert "run" in submodules
+    assert "training" in submodules
     assert not submodules & set(flk_runtime.__all__)
     assert flk_runtime.init is importlib.import_module("flk_runtime.training.entry.init").init
