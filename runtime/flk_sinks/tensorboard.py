@@ -25,7 +25,7 @@ class TensorBoard:
         self._folder = f"{place.rstrip('/')}/{run.id}"
         self._file: Any = None
         self._own: set[str] = set()  # names of the files of this process
-        self._newest = run.resumed  # the largest step that is written and stays
+        self._newest = 0  # the largest step that this process has written
         self._earlier: Written | None = None  # what earlier attempts have written up to the resumed step
 
     def open(self) -> None:
@@ -33,7 +33,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         # What a failed write may have left in the file before is purged, and written again.
-        first = 1 + self._newest
+        first = 1 + max(self._newest, self._run.resumed)
         tf.io.gfile.makedirs(self._folder)
         number = f"{socket.gethostname()}.{os.getpid()}.{len(self._own)}"
         name = f"events.out.tfevents.{_next_time(self._folder):010d}.{number}"

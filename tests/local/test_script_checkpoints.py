@@ -285,8 +285,8 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
     seen = [line for line in result.lines if line != f"flk: resumed at step 1 from {place}"]
     assert seen == [
         f"flk: 'average' is not in {place}, and begins anew",
-        f"flk: ignoring 'optimizer' in {place}: this script does not register it",
-        f"flk: ignoring 'scheduler' in {place}: this script does not register it",
+        f"flk: ignoring 'optimizer' in {place}: this script does not register it before its first step",
+        f"flk: ignoring 'scheduler' in {place}: this script does not register it before its first step",
         "1",
         f"flk: 'network' is not in {place}, and begins anew",
         f"{place} holds the model 'model', which this script does not register, and has no 'network', which would "

@@ -130,6 +130,7 @@ class CheckpointManager:
         self._objects: dict[str, Stateful | DistributedStateful] = {}
         self._resumed, self._in_memory = resumed, in_memory  # the first until the first step
         # Names in the checkpoint for which no object is registered yet.
+        self.restored_by_script: set[str] = set()  # names that `flk.restore` has taken from this place
         self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
         self._rng_state = resumed.random if resumed else None
         self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
@@ -221,11 +222,12 @@ class CheckpointManager:
 
     def _check_unclaimed(self, resumed: Resumed) -> None:
         place = resumed.place
-        if self.options.needs_model and "model" in self._unclaimed:
+        unclaimed = self._unclaimed - self.restored_by_script
+        if self.options.needs_model and "model" in unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
-        left = sorted(name for name in self._unclaimed if not name.startswith(INTERNAL))
+        left = sorted(name for name in unclaimed if not name.startswith(INTERNAL))
         renamed = [name for name in left if name in resumed.objects and resumed.objects[name].is_of_model()]
         anew = [
             name

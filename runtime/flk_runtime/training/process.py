@@ -48,6 +48,8 @@ class Place:
         """How many runs and loops have been given this place."""
         self.saved_by = ""
         """What has saved in it: ``training`` (a run or a loop, which may be closed) or ``script`` (`flk.save`)."""
+        self.restored: set[str] = set()
+        """The names of what `flk.restore` has restored from it."""
         self.manager: CheckpointManager | None = None
         """Of `flk.save` and `flk.restore`, as soon as one of them was called."""
 

@@ -60,6 +60,7 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
+        self.manager.restored_by_script = self._place.restored
         given.trainings += 1
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""

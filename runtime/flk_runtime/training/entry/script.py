@@ -85,9 +85,10 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     if trial.is_trial():
         return 0
     _check_other_training(checkpoint, objects)
-    _, manager = _opened(checkpoint, resume=True)
+    place, manager = _opened(checkpoint, resume=True)
     _register(manager, objects)
     manager.finish_restoring()
+    place.restored.update(objects)
     if manager.steps:
         modules = [thing for thing in objects.values() if isinstance(thing, nn.Module) and not random_now]
         set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
