@@ -436,13 +436,22 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
 ) -> None:
     monkeypatch.setattr("flk.jobs.logs.stream.FOLLOWED", 5)
     started: list[str] = []
-    start = threading.Thread.start
+    polled = threading.Event()
+    start, run = threading.Thread.start, PodReader.run
 
     def note(thread: threading.Thread) -> None:
         started.append(thread.name)
+        if len([name for name in started if name.startswith("flk-poll")]) == AT_ONCE:
+            polled.set()
         start(thread)
 
+    def hold(reader: PodReader) -> None:
+        """A log that was read to its end would give its connection to a pod that is polled else."""
+        assert polled.wait(60)
+        run(reader)
+
     monkeypatch.setattr(threading.Thread, "start", note)
+    monkeypatch.setattr(PodReader, "run", hold)
     add_job(fake, 60)
     for number in range(60):
         fake.written[f"gpt-worker-{number}"] = "".join(f"[rank {2 * number}] {step}\n" for step in range(20))
@@ -450,8 +459,7 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     for number in range(60):
         of_rank = [line.message for line in found if line.rank == 2 * number]
         assert of_rank == [str(step) for step in range(20)]
-    # Where the machine is busy, logs that are read to their end give their connections to the pods that start later.
-    assert 0 < len([name for name in started if name.startswith("flk-poll")]) <= AT_ONCE
+    assert len([name for name in started if name.startswith("flk-poll")]) == AT_ONCE
     (told,) = [line.text for line in found if line.note]
     assert told == "following the logs of 5 pods; lines of other pods come every 20 s. --rank and --pod choose pods"
 
