@@ -28,15 +28,13 @@ _SHELL: Final = re.compile(r"(?:/bin/|/usr/bin/)?(?:ba|da|z)?sh")
 _PYTHON: Final = re.compile(r"(?:\S*/)?python[0-9.]*")
 _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch")
 # torchrun's options without a value, but those that change what is started.
-_SWITCHES: Final = ("--standalone", "--use-env", "--use_env", "--virtual-local-rank", "--no-python", "--run-path")
+_SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
 _CHANGES: Final = ("--no-python", "--run-path")
-_PROCESSES: Final = ("--nproc-per-node", "--nproc_per_node")
 # What each launcher sets for its ranks: a manifest that sets it by hand does what flk does.
 _OF_RANKS: Final = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|PET_.*)")
 _DYNAMIC: Final = re.compile(r"[`$|<>;&*?(){}]")  # what a shell would do something about
 _OF_ITSELF: Final = ("source", ".", "eval", "ulimit", "umask", "unset")  # what a shell does for its own process only
 _EXPANDED: Final = re.compile(r"[$`~*]")
-_RESTARTS: Final = ("--max-restarts", "--max_restarts")
 _COMPOUND: Final = ("if", "for", "while", "case", "function", "trap")
 _GPU: Final = "nvidia.com/gpu"
 _IGNORED: Final = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "selfLink")
@@ -78,7 +76,7 @@ def _jobs_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Conversion:
-    """One manifest on its way. What is left of ``spec`` and of a pod's parts when all is taken was not understood."""
+    """Converts one manifest, and removes what it converts: a field of ``spec`` that is left has no counterpart."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self.refused: list[str] = []
@@ -109,11 +107,9 @@ class _Conversion:
         roles = self._mapping(f"spec.{_PODS}", self.spec.pop(_PODS, None))
         fields = self._of_job()
         each = [self._role(role, roles[role]) for role in _ROLES if role in roles]
-        self.refused += [
-            f"spec.pytorchReplicaSpecs.{role}: is no role of a PyTorchJob" for role in {*roles} - {*_ROLES}
-        ]
+        self.refused += [f"spec.{_PODS}.{role}: is no role of a PyTorchJob" for role in {*roles} - {*_ROLES}]
         if not each:
-            self.refused.append("spec.pytorchReplicaSpecs: has no pods")
+            self.refused.append(f"spec.{_PODS}: has no pods")
             return fields
         for path in _differences(each[0][1], each[-1][1]):
             self.refused.append(f"Master and Worker differ in {path}: all pods of a job are equal")
@@ -319,7 +315,7 @@ def _command(words: list[str], folder: str | None) -> dict[str, Any]:
     if words[0] == "accelerate" and words[1:2] == ["launch"]:
         _refuse_variables(words)
         return {"command": ["-m", "flk_hosts.accelerate_launch", *words[2:]], "by_launcher": True}
-    if PurePosixPath(words[0]).name == "torchrun":
+    if _is_torchrun(words[0]):
         processes, words = _torchrun(words[1:])
     elif _PYTHON.fullmatch(words[0]):
         words = words[1:]
@@ -360,6 +356,7 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     module = False
     while words and words[0].startswith("-"):
         option, _, value = words[0].partition("=")
+        option = option.replace("_", "-")  # torchrun takes both
         if option in _CHANGES:
             raise ValueError(f"{option} starts another program than a Python script")
         words = words[1:]
@@ -367,9 +364,9 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             module = True
         elif option not in _SWITCHES and not value:
             value, words = words[0] if words else "", words[1:]
-        if option in _PROCESSES and value.isdecimal():
+        if option == "--nproc-per-node" and value.isdecimal():
             fields["processes"] = int(value)
-        elif option in _RESTARTS:
+        elif option == "--max-restarts":
             if not value.isdecimal():
                 raise ValueError(f"{option}: must be a number (is {value!r})")
             fields["restarts"] = int(value)
@@ -419,7 +416,7 @@ def _shell(words: list[str], start: str | None) -> dict[str, Any]:
 
 def _refuse_of_shell(parts: list[str]) -> None:
     """Raise ValueError for a command before the script that starts ranks, or whose effect ends with its shell."""
-    if _launches(parts):
+    if _starts_with_torchrun(parts) or parts[:2] == ["accelerate", "launch"]:
         raise ValueError(f"{' '.join(parts)}: a training before the last command: make a job of each")
     lost = parts[0] in _OF_ITSELF or parts[1:2] == ["activate"]
     if parts[0] == "cd":
@@ -430,18 +427,18 @@ def _refuse_of_shell(parts: list[str]) -> None:
         raise ValueError(f"{' '.join(parts)}: ranks do not see what a shell before them computes")
 
 
-def _launches(words: list[str]) -> bool:
-    """Return whether a command begins with torchrun, accelerate launch, or one of these as a module of Python."""
-    return (
-        words[0].rpartition("/")[2] == "torchrun"
-        or words[:2] == ["accelerate", "launch"]
-        or any(word in _LAUNCHERS for word in words[:4])
-    )
+def _is_torchrun(program: str) -> bool:
+    return PurePosixPath(program).name == "torchrun"
+
+
+def _starts_with_torchrun(words: list[str]) -> bool:
+    """Return whether a command begins with torchrun, or with its module in Python."""
+    return bool(words) and (_is_torchrun(words[0]) or any(word in _LAUNCHERS for word in words[:4]))
 
 
 def _without_variables(words: list[str]) -> Iterator[str]:
     """Yield the words; of torchrun's options, values that are variables count as any value, since flk sets them."""
-    in_options = bool(words) and (words[0].endswith("torchrun") or any(word in _LAUNCHERS for word in words[:4]))
+    in_options = _starts_with_torchrun(words)
     for word in words:
         in_options = in_options and not word.endswith(".py")
         yield re.sub(r"\$\{?\w+\}?", "auto", word) if in_options else word

@@ -59,6 +59,7 @@ def test_an_image_that_may_change_is_pulled_each_time_as_by_kubernetes() -> None
 # the command and its folder; the script and its arguments; ranks of a pod (None: by its GPUs)
 COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
     "torchrun": (["torchrun", "/opt/train.py", "--lr=1"], None, ["/opt/train.py", "--lr=1"], None),
+    "underlines in options": (["torchrun", "--use_env", "--nproc_per_node", "2", "/a.py"], None, ["/a.py"], 2),
     "processes": (["torchrun", "--nproc_per_node=2", "--nnodes", "4", "/a.py"], None, ["/a.py"], 2),
     "module": (["python3", "-u", "-m", "team.train", "-v"], None, ["-m", "team.train", "-v"], 1),
     "module of torchrun": (["torchrun", "--standalone", "-m", "team.train"], None, ["-m", "team.train"], None),
@@ -68,8 +69,8 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         ["/a.py"],
         8,
     ),
-    "working folder": (["python", "train.py"], "/work", ["/work/train.py"], 1),
-    "shell": (["bash", "-c", "cd /work && exec python train.py --lr 1"], None, ["/work/train.py", "--lr", "1"], 1),
+    "working folder": (["python", "train.py"], "/app", ["/app/train.py"], 1),
+    "shell": (["bash", "-c", "cd /app && exec python train.py --lr 1"], None, ["/app/train.py", "--lr", "1"], 1),
     "rank by the shell": (
         ["sh", "-c", "torchrun --nnodes=$PET_NNODES --node_rank $RANK --master_addr ${MASTER_ADDR} /a.py -v"],
         None,
@@ -87,12 +88,12 @@ def test_the_program_that_starts_ranks_is_left_out(case: str) -> None:
 
 
 def test_commands_before_the_script_are_the_setup_and_exported_variables_reach_the_ranks() -> None:
-    text = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /work && python train.py"
+    text = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /app && python train.py"
     job = fields(manifest(container={"command": ["/bin/sh", "-c", text]}))
-    before = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /work"
-    assert job["setup"] == f"ln -sf /work/* .\n{before}"
+    before = "set -e\nexport LR=1\ntest -d /data && pip install einops\ncd /app"
+    assert job["setup"] == f"ln -sf /app/* .\n{before}"
     assert job["env"] == {"LR": "1"}
-    assert job["command"] == ["/work/train.py"]
+    assert job["command"] == ["/app/train.py"]
     assert "patch" not in job
 
 
@@ -262,6 +263,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "arguments alone": (
         {"container": {"command": None, "args": ["--lr=1"]}},
         "command: has arguments only, of the program that the image starts",
+    ),
+    "another program under torchrun": (
+        {"container": {"command": ["torchrun", "--no_python", "train", "/a.py"]}},
+        "command: --no-python starts another program than a Python script",
     ),
     "another program": (
         {"container": {"command": ["mpirun", "x"]}},
