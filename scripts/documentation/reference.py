@@ -103,7 +103,7 @@ def job_file() -> str:
             "In a git checkout: the tracked files below the working folder as they are in the work tree, untracked "
             "Python files that git does not ignore, and the script. Elsewhere: all files below the working folder "
             "except hidden files, byte code, virtual environments, `node_modules`, and what `flk report` and `flk "
-            "profile` write into the folder itself (`JOB.report.html`, `JOB-rank0.json.gz`, `.pickle`, `.svg`). If "
+            "profile` write into the folder itself (`JOB.report.html`, `JOB-rank0.pt.trace.json.gz`). If "
             "that is the home folder: the Python files directly in it. `.flkignore` in the folder, in the syntax of "
             "`.gitignore`, names files that do not travel. Files that look like secrets (`*.env`, `*.pem`, "
             "`*_key.txt`, `kubeconfig*`, `*.tfstate`; small ones with a private key) are left out unless `ship` has "

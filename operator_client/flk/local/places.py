@@ -19,10 +19,10 @@ from flk.manifest.environment import environment
 from flk.manifest.files import requirement_files
 from flk.spec.job import Job
 from flk.user.files import cache_folder
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 
 STATE_FOLDER: Final = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
-_SHM: Final = Path("/dev/shm")  # noqa: S108 - memory, not a temporary file
+_SHM: Final = Path(pod_layout.SHM)
 _MEMORY_PREFIX: Final = "flk-run-"
 
 

@@ -157,7 +157,7 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     of_pods = {
         pod_env.RDZV_ENDPOINT: f"{target.pod_host(str(job.name), first)}:{port}",
         pod_env.WORK: pod_layout.WORK_FOLDER,
-        pod_env.MEMORY_ROOT: SHM,
+        pod_env.MEMORY_ROOT: pod_layout.SHM,
         pod_env.TERMINATION_LOG: pod_layout.TERMINATION_LOG_PATH,
         "HOME": pod_layout.WORK_FOLDER,  # a numeric user has no home folder
     }
@@ -212,7 +212,6 @@ def _resources(job: Job) -> dict[str, Any]:
     return {"resources": resources} if resources else {}
 
 
-SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 # Token, certificate and namespace for the API server. They are not at Kubernetes' path, where every library would look.
 _API_SOURCES: Final[list[dict[str, Any]]] = [
     {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
@@ -233,7 +232,7 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
     ]
     mounts: list[dict[str, Any]] = [
         {"name": "work", "mountPath": pod_layout.WORK_FOLDER},
-        {"name": "shm", "mountPath": SHM},
+        {"name": "shm", "mountPath": pod_layout.SHM},  # the default size of 64 MiB is too small for NCCL
     ]
     if config_maps:
         sources = [{"configMap": {"name": name}} for name in config_maps]

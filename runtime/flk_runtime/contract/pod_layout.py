@@ -12,6 +12,7 @@ INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place o
 FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker
 CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
 # Paths in the pod, and keys of the ConfigMaps that are mounted there.
+SHM: Final = "/dev/shm"  # noqa: S108 - memory, not a temporary file
 SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
 WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ranks
 PACKAGES: Final = ".flk/packages"  # in the working folder: the virtual environment with the job's packages

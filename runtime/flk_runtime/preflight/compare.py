@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
+from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.contract.quantities import numbered, often, plural, size_text
-from flk_runtime.preflight.report import SHM, RankReport
+from flk_runtime.preflight.report import RankReport
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
 _SHOWN = 3  # nodes that a sentence names

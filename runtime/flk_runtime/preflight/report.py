@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
-
-SHM = "/dev/shm"  # noqa: S108 - nothing is created there; its size is reported
+from flk_runtime.contract.pod_layout import SHM
 
 
 @dataclass(frozen=True)

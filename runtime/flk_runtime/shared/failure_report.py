@@ -16,15 +16,12 @@ from typing import Any
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, kind_of_loss, kind_of_text, with_advice
-from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import faults, host
 from flk_runtime.system.text import last_exception, text_of
 
 _CORE = os.path.dirname(os.path.dirname(__file__))
-_FLK = tuple(os.path.join(os.path.dirname(_CORE), package, "") for package in RUNTIME_PACKAGES)
-_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _LAUNCHER = os.path.join(_CORE, "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 _MESSAGE_LIMIT = 4000  # characters of a message

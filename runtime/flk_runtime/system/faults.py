@@ -11,10 +11,10 @@ from typing import Final
 
 from flk_runtime.contract import user_env
 from flk_runtime.contract.failure import Kind, kind_of_text
+from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system.text import text_of
 
-_SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file
 _ERRNOS: Final = {
     errno.ENOSPC: Kind.DISK_FULL,
     errno.EDQUOT: Kind.DISK_FULL,
@@ -58,7 +58,7 @@ def full_file_system(error: BaseException) -> str:
     It is the file system of the exception's file, else one that training writes to.
     """
     names = [link.filename for link in chain(error) if isinstance(link, OSError) and isinstance(link.filename, str)]
-    for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), _SHM]:
+    for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), SHM]:
         path = os.path.realpath(name) if name else ""
         while path and not os.path.exists(path):
             path = os.path.dirname(path)

@@ -36,8 +36,8 @@ class Stream(Generic[M]):
     ) -> None:
         """Greet, and wait for the greeting of the other end, unless both have. The socket is closed if that fails.
 
-        ``sock`` has the methods of a socket, as TLS around one has. ``first`` is a message, with the bytes of bulk data
-        behind it, that was received before, and ``rest`` what was received behind it.
+        ``first`` is a message, with the bytes of bulk data behind it, that was received before, and ``rest`` what was
+        received behind it.
         """
         self.sent = self.received = 0  # bytes, of TCP's content
         self._socket, self._session, self._registry = sock, session, registry

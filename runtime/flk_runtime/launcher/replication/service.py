@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
@@ -53,7 +54,6 @@ def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
 _SOCKET: Final = "socket"
 _BACKLOG: Final = 256  # ranks that wait to be accepted
 _ENDED: Final = Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
-_SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file
 _NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
 _FREE_TIMEOUT: Final = 120.0  # seconds until copies have arrived that are still received into files
 
@@ -338,7 +338,7 @@ class MemoryService:
         attempt.logged_bytes = needed
         partner = attempt.plan.partner
         folder = str(self._store.folder)
-        place = _SHM if folder.startswith(f"{_SHM}/") else self._store.folder.parent
+        place = SHM if folder.startswith(f"{SHM}/") else self._store.folder.parent
         where = "of this pod" if partner is None else f"of this pod and of pod {partner}"
         self._log(
             f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of {place} for them "
