@@ -3,9 +3,11 @@
     python benchmarks/submit.py [--rounds 8] [--cluster flk] [--replicas 2]
 
 `flk submit` of a script is compared with `kubectl apply` of the manifests that `flk render` makes of the same script,
-in the same cluster and a namespace of its own. The manifests are rendered before the time begins, and kubectl gets the
+in the same cluster and a namespace of its own, and an indexed Job, which needs no operator, with a PyTorchJob, both of
+`flk submit`. The manifests are rendered before the time begins, and kubectl gets the
 ConfigMaps before the job, so that its pods never wait for them. The time ends when the last rank has made its first
-step, by the clock of the machine, which the nodes of a kind cluster share. Goal: at most 1.1 times kubectl's time.
+step, by the clock of the machine, which the nodes of a kind cluster share. Goals: at most 1.1 times
+kubectl's time, and a Job at most as long as a PyTorchJob.
 
 It needs the kind cluster --cluster with the training operator and flk's CPU image in it, see `make image`.
 """
@@ -31,6 +33,7 @@ import yaml
 import measure
 
 GOAL = measure.at_most(1.1)
+JOB_GOAL = measure.at_most(1.0)  # of the time of a PyTorchJob
 LIMIT = 300  # seconds for one job
 MARK = "first step at "
 SCRIPT = textwrap.dedent(
@@ -107,11 +110,11 @@ def open_cluster(name: str, image: str) -> Iterator[Cluster]:
             cluster.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
 
 
-def seconds_to_first_step(side: str, cluster: Cluster, options: Sequence[str]) -> float:
+def seconds_to_first_step(side: str, target: str, cluster: Cluster, options: Sequence[str]) -> float:
     """Seconds from the command to the first step of all ranks. The job is deleted afterwards."""
     name = f"bench-{uuid.uuid4().hex[:6]}"
     flk = [sys.executable, "-m", "flk"]
-    job = ["train.py", "--name", name, *options]
+    job = ["train.py", "--name", name, "--target", target, *options]
     manifests = list(yaml.safe_load_all(cluster.run([*flk, "render", *job])))
     manifests.sort(key=lambda manifest: manifest["kind"])  # ConfigMap, PyTorchJob
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
@@ -120,9 +123,10 @@ def seconds_to_first_step(side: str, cluster: Cluster, options: Sequence[str]) -
         cluster.run([*flk, "submit", *job])
     else:
         cluster.kubectl("apply", "-f", "-", stdin=listed)
-    cluster.kubectl("wait", "--for=condition=Succeeded", f"pytorchjob/{name}", f"--timeout={LIMIT}s")
-    log = cluster.kubectl("logs", f"{name}-worker-0")
-    cluster.kubectl("delete", "pytorchjob", name, "--cascade=foreground", f"--timeout={LIMIT}s")
+    condition = "Succeeded" if target == "pytorchjob" else "Complete"
+    cluster.kubectl("wait", f"--for=condition={condition}", f"{target}/{name}", f"--timeout={LIMIT}s")
+    log = cluster.kubectl("logs", "--selector", f"flk.dev/job={name}", "--tail=-1")
+    cluster.kubectl("delete", target, name, "--cascade=foreground", f"--timeout={LIMIT}s")
     times = [float(line.partition(MARK)[2]) for line in log.splitlines() if MARK in line]
     if len(times) != 1:
         raise SystemExit(f"job {name} has printed {len(times)} first steps, not one:\n{log}")
@@ -138,11 +142,17 @@ def main() -> int:
     options = ["--replicas", str(arguments.replicas), "--image", arguments.image, "--cpu", "100m"]
     with open_cluster(arguments.cluster, arguments.image) as cluster:
         report = measure.Report("submit", arguments)
-        cases = {
-            side: partial(seconds_to_first_step, side, cluster, options) for side in ("flk submit", "kubectl apply")
-        }
         what = f"time to first step, {arguments.replicas} pods"
-        report.measure(what, cases, arguments.rounds, GOAL, "s", warmup=1)
+        sides = {
+            side: partial(seconds_to_first_step, side, "pytorchjob", cluster, options)
+            for side in ("flk submit", "kubectl apply")
+        }
+        report.measure(what, sides, arguments.rounds, GOAL, "s", warmup=1)
+        targets = {
+            target: partial(seconds_to_first_step, "flk submit", target, cluster, options)
+            for target in ("job", "pytorchjob")
+        }
+        report.measure(what, targets, arguments.rounds, JOB_GOAL, "s", warmup=1)
     return report.finish()
 
 

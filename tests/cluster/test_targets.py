@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from flk.targets import TARGETS
+from flk.targets import TARGETS, target_of
 
 STEPS = 300
+KINDS = {
+    "pytorchjob": "pytorchjob.kubeflow.org",
+    "trainjob": "trainjob.trainer.kubeflow.org",
+    "jobset": "jobset.jobset.x-k8s.io",
+    "job": "job.batch",
+}
+# The namespace and the API group of each operator.
+OPERATORS = {
+    "pytorchjob": ("kubeflow", "kubeflow.org"),
+    "trainjob": ("kubeflow-system", "trainer.kubeflow.org"),
+    "jobset": ("jobset-system", "jobset.x-k8s.io"),
+}
+HOOKS = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations")
 # The youngest process of the runtime in a pod is a rank. The brackets keep the shell from finding itself.
 KILL = """
 for process in $(ls /proc | grep -E '^[0-9]+$' | sort -rn); do
@@ -41,58 +55,115 @@ def last_loss(flk: Any, job: str) -> float:
     return float(metrics[-1]["heldout_loss"])
 
 
+def remove(cluster: Any, namespace: str, group: str) -> None:
+    """Remove an operator: its namespace, the webhooks that it served, and the definitions of its kinds."""
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    hooks = json.loads(cluster.kubectl("get", ",".join(HOOKS), "-o", "json"))["items"]
+    served_by = [
+        f"{configuration['kind']}/{configuration['metadata']['name']}"
+        for configuration in hooks
+        for hook in configuration.get("webhooks", [])
+        if hook["clientConfig"].get("service", {}).get("namespace") == namespace
+    ]
+    definitions = cluster.kubectl("get", "crds", "-o", "name").split()
+    of_group = [name for name in definitions if name.partition(".k8s.io/")[2].partition(".")[2] == group]
+    cluster.kubectl("delete", "--wait=false", *dict.fromkeys(served_by), *of_group)
+
+
+def served(cluster: Any) -> set[str]:
+    """The kinds that the cluster serves, each as ``kind.group``."""
+    groups = cluster.kubectl("api-resources", "--no-headers", "-o", "name").split()
+    return {name.replace("s.", ".", 1) for name in groups}
+
+
+class Jobs:
+    """The same training in several jobs, disturbed or not: the last loss of each must be equal."""
+
+    def __init__(self, flk: Any, kubectl: Any, eventually: Callable[..., Any], *options: str) -> None:
+        self._flk, self._kubectl, self._eventually = flk, kubectl, eventually
+        self._options = ["--replicas", "2", "--cpu", "100m", "--save-every", "20", *options]
+
+    def submit(self, name: str, *options: str) -> None:
+        submitted = self._flk("submit", "--name", name, *options, *self._options, "--", "--steps", str(STEPS))
+        assert submitted.code == 0, submitted.stderr
+
+    def disturb(self, name: str) -> None:
+        """Kill a rank while the job trains, and delete a pod while it trains again."""
+        self._eventually(f"{name} trains", lambda: '"step": 10,' in self._flk("logs", name, "--no-follow").stdout)
+        self._kubectl("exec", self._pod(name), "--", "sh", "-c", KILL)
+        self._eventually(f"{name} starts its ranks again", lambda: self._attempts(name) >= 2)
+        self._kubectl("delete", "pod", self._pod(name), "--wait=false")
+        self._eventually(f"{name} starts with a new pod", lambda: self._attempts(name) >= 3)
+
+    def losses(self, *names: str) -> dict[str, float]:
+        """The last loss of each job, which has ended with success."""
+        for name in names:
+            ended = self._flk("wait", name, timeout=500)
+            assert ended.code == 0, ended.stderr
+            assert state(self._flk, name)["phase"] == "Succeeded"
+        return {name: last_loss(self._flk, name) for name in names}
+
+    def kinds(self) -> dict[str, str]:
+        """The kind of each job, as `kubectl get -o name` writes it."""
+        names = self._flk("list", "-o", "name").stdout.split()
+        return {name: kind for kind, _, name in (text.partition("/") for text in names)}
+
+    def _attempts(self, name: str) -> int:
+        found = state(self._flk, name)
+        assert found["phase"] != "Failed", found
+        return len(found["attempts"])
+
+    def _pod(self, name: str) -> str:
+        """The newest pod with index 1."""
+        kind = self.kinds()[name]
+        target = target_of(self._kubectl.json("get", f"{kind}/{name}"))
+        pods = self._kubectl.json("get", "pods", "-l", f"flk.dev/job={name}")["items"]
+        mine = [pod for pod in pods if target.position(pod)[1] == 1]
+        newest: str = max(mine, key=lambda pod: pod["metadata"]["creationTimestamp"])["metadata"]["name"]
+        return newest
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800, func_only=True)
 def test_same_loss_after_a_killed_rank_and_a_deleted_pod(
     flk: Any, kubectl: Any, image: str, checkpoints_claim: None, no_jobs_stay: None, eventually: Callable[..., Any]
 ) -> None:
     """A PyTorchJob that nobody disturbs and a disturbed job of each target end with the same loss, to the bit."""
-    options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
-    options += ["--save-every", "20"]
-
-    def submit(name: str, target: str) -> None:
-        submitted = flk("submit", "--name", name, "--target", target, *options, "--", "--steps", str(STEPS))
-        assert submitted.code == 0, submitted.stderr
-
-    def pod(target: str) -> str:
-        """The newest pod with index 1."""
-        pods = kubectl.json("get", "pods", "-l", f"flk.dev/job=on-{target}")["items"]
-        mine = [pod for pod in pods if TARGETS[target].position(pod)[1] == 1]
-        newest: str = max(mine, key=lambda p: p["metadata"]["creationTimestamp"])["metadata"]["name"]
-        return newest
-
-    def trains(target: str) -> bool:
-        return '"step": 10,' in flk("logs", f"on-{target}", "--no-follow").stdout
-
-    def attempts(target: str) -> int:
-        found = state(flk, f"on-{target}")
-        assert found["phase"] != "Failed", found
-        return len(found["attempts"])
+    jobs = Jobs(flk, kubectl, eventually, "--image", image, "--checkpoint", "checkpoints:/checkpoints")
 
     def disturb(target: str) -> None:
-        """Submit a job, kill a rank while it trains, and delete a pod while it trains again."""
-        submit(f"on-{target}", target)
-        eventually(f"{target} trains", lambda: trains(target))
-        kubectl("exec", pod(target), "--", "sh", "-c", KILL)
-        eventually(f"{target} starts its ranks again", lambda: attempts(target) >= 2)
-        kubectl("delete", "pod", pod(target), "--wait=false")
-        eventually(f"{target} starts with a new pod", lambda: attempts(target) >= 3)
+        jobs.submit(f"on-{target}", "--target", target)
+        jobs.disturb(f"on-{target}")
 
-    submit("calm", "pytorchjob")
+    jobs.submit("calm", "--target", "pytorchjob")
     with ThreadPoolExecutor(max_workers=2) as pool:
         for disturbed in [pool.submit(disturb, target) for target in TARGETS]:
             disturbed.result()
-    names = ("calm", *(f"on-{target}" for target in TARGETS))
-    for name in names:
-        ended = flk("wait", name, timeout=500)
-        assert ended.code == 0, ended.stderr
-    losses = {name: last_loss(flk, name) for name in names}
+    losses = jobs.losses("calm", *(f"on-{target}" for target in TARGETS))
     assert len(set(losses.values())) == 1, losses
-    assert all(state(flk, name)["phase"] == "Succeeded" for name in names)
-    assert set(flk("list", "-o", "name").stdout.split()) == {
-        "pytorchjob.kubeflow.org/calm",
-        "pytorchjob.kubeflow.org/on-pytorchjob",
-        "trainjob.trainer.kubeflow.org/on-trainjob",
-        "jobset.jobset.x-k8s.io/on-jobset",
-        "job.batch/on-job",
-    }
+    assert jobs.kinds() == {"calm": KINDS["pytorchjob"]} | {f"on-{target}": kind for target, kind in KINDS.items()}
+
+
+@pytest.mark.soak
+@pytest.mark.promise("Clusters: A job needs no operator: auto takes the best kind that the cluster serves")
+@pytest.mark.timeout(3600, func_only=True)
+def test_auto_trains_the_same_while_operators_are_removed_in_turn(
+    trainer: None, cluster: Any, flk: Any, kubectl: Any, image: str, eventually: Callable[..., Any]
+) -> None:
+    """In a cluster with all operators, with Trainer only, with JobSet only, and without any."""
+    if os.environ.get("FLK_TEST_DISPOSABLE") != "yes":
+        pytest.skip("FLK_TEST_DISPOSABLE=yes is not set: this test removes all operators from the cluster")
+    jobs = Jobs(flk, kubectl, eventually, "--image", image)
+    losses = {}
+    for target, kind in KINDS.items():
+        jobs.submit(f"on-{target}")
+        assert jobs.kinds()[f"on-{target}"] == kind
+        jobs.disturb(f"on-{target}")
+        losses |= jobs.losses(f"on-{target}")
+        if target in OPERATORS:
+            # Before its controller, which alone ends its finalizers.
+            kubectl("delete", kind, "--all")
+            remove(cluster, *OPERATORS[target])
+            eventually(f"{kind} is not served", lambda kind=kind: kind not in served(cluster))
+    jobs.submit("calm")
+    assert len(set((losses | jobs.losses("calm")).values())) == 1, losses
