@@ -47,10 +47,8 @@ def main() -> int:
         from flk_runtime.training.entry.group import open_group, rank_report
         from flk_runtime.training.options import RunOptions
 
-        options = RunOptions.read(rank_info, {}, defer_error=True)
+        options = RunOptions.read(rank_info, {})
         options = dataclasses.replace(options, preflight=options.preflight or user_env.PREFLIGHT_TIMEOUT.default)
-        if options.error and rank_info.world_size == 1:
-            raise options.error
         started = time.monotonic()
         reports = open_group(rank_info, options)
         opened = time.monotonic()
@@ -91,9 +89,8 @@ def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float)
     ]
     for node, ranks in list(nodes.items())[:_NODE_LIMIT]:
         devices = ", ".join(dict.fromkeys(rank.device for rank in ranks))
-        shm = f"{ranks[0].shm / (1 << 20):,.0f} MiB" if ranks[0].shm >= 0 else "none"
         count = f"{plural(len(ranks), 'rank')} from rank {ranks[0].rank}"
-        lines.append(f"node      {node}: {count}, {devices}, /dev/shm {shm}")
+        lines.append(f"node      {node}: {count}, {devices}")
     if len(nodes) > _NODE_LIMIT:
         lines.append(f"          … and {len(nodes) - _NODE_LIMIT} more nodes")
     return [

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import pod_env
 from flk_runtime.contract.quantities import plural
-from flk_runtime.contract.variable import VariableError
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -29,7 +28,7 @@ def select(
     GPU of its own (Slurm's --gpus-per-task), which is cuda:0 for every local rank.
 
     Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
-    use none. The preflight finds processes that share a GPU.
+    use none.
     """
     try:
         device = torch.device("cuda" if requested is None else requested)
@@ -41,7 +40,7 @@ def select(
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0 and requested is None:
         requested_gpus = pod_env.GPUS.read(environ)
-        if requested_gpus and "gpu" not in _skipped(environ):
+        if requested_gpus:
             raise SetupError(
                 f"{plural(requested_gpus, 'GPU')} for each pod, but {_why_unusable()}; to train on the "
                 "CPU, pass device='cpu'"
@@ -83,12 +82,6 @@ def across_streams() -> Iterator[None]:
     synchronize()
 
 
-def _skipped(environ: Mapping[str, str]) -> frozenset[str]:
-    with contextlib.suppress(VariableError):  # `init` reports it
-        return user_env.PREFLIGHT.read(environ)
-    return frozenset()
-
-
 def _why_unusable() -> str:
     """Why torch sees no GPU: its build, or the driver on the node."""
     if torch.version.cuda is None and torch.version.hip is None:
@@ -108,13 +101,3 @@ def backend(device: torch.device) -> str:
     With NCCL there is also gloo, for tensors on the CPU: states of random generators.
     """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
-def unique_id(device: torch.device) -> str:
-    """A name that no other GPU has: its UUID. Empty for the CPU."""
-    if device.type != "cuda":
-        return ""
-    visible = (host.visible_devices(os.environ)[1] or "").split(",")
-    if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
-        return visible[0]
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -164,17 +164,6 @@ def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6"
     return ""
 
 
-def is_local_address(address: str) -> bool:
-    """Return whether this IPv4 or IPv6 address belongs to this container."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the signal ``number`` sent to this process when the process ``parent`` ends.
 

@@ -16,7 +16,7 @@ from flk_runtime.training.options import TIMEOUT, RunOptions
 def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any) -> RunOptions:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return RunOptions.read(discover(), {"device": "cpu", **given}, defer_error=False)
+    return RunOptions.read(discover(), {"device": "cpu", **given})
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
