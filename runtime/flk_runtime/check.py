@@ -23,7 +23,6 @@ from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report
 
 MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
-_NODE_LIMIT = 16  # nodes that are listed
 
 
 def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
@@ -77,7 +76,7 @@ def _all_reduce(device: object) -> None:
 
 
 def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float) -> list[str]:
-    """Lines about a start without errors, one for each of the first 16 nodes. Times are in seconds."""
+    """Lines about a start without errors, one for each node. Times are in seconds."""
     first = min(reports, key=lambda rank: rank.rank)
     nodes: dict[str, list[RankReport]] = {}
     for rank in sorted(reports, key=lambda rank: rank.rank):
@@ -87,12 +86,10 @@ def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float)
         f"torch     {first.torch}, flk {first.flk}, Python {platform.python_version()}",
         f"backend   {first.backend}",
     ]
-    for node, ranks in list(nodes.items())[:_NODE_LIMIT]:
+    for node, ranks in nodes.items():
         devices = ", ".join(dict.fromkeys(rank.device for rank in ranks))
         count = f"{plural(len(ranks), 'rank')} from rank {ranks[0].rank}"
         lines.append(f"node      {node}: {count}, {devices}")
-    if len(nodes) > _NODE_LIMIT:
-        lines.append(f"          … and {len(nodes) - _NODE_LIMIT} more nodes")
     return [
         *lines,
         f"start     {open_time:.3f} s to open the process group, {reduce_time:.3f} s for the first all-reduce",

@@ -197,14 +197,9 @@ class RankInfo:
     agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not
 
     @property
-    def even(self) -> bool:
-        """Whether all nodes have as many ranks as this one."""
-        return self.world_size == self.nodes * self.local_world_size
-
-    @property
     def two_levels(self) -> bool:
         """Whether there are several nodes with several ranks each, all with the same number of them."""
-        return self.even and self.nodes > 1 and self.local_world_size > 1
+        return 1 < self.local_world_size < self.world_size == self.nodes * self.local_world_size
 
 
 # Lists of Slurm -------------------------------------------------------------------------------------------------

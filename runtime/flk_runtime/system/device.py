@@ -30,11 +30,8 @@ def select(
     Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
     use none.
     """
-    try:
-        device = torch.device("cuda" if requested is None else requested)
-    except (RuntimeError, TypeError) as error:
-        raise SetupError(f"device={requested!r} is not a device: {str(error).splitlines()[0]}") from None
-    if device.type != "cuda":
+    device = torch.device("cuda" if requested is None else requested)
+    if device.type != "cuda" or device.index is not None:
         return device
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -47,20 +44,13 @@ def select(
             )
         return torch.device("cpu")
     variable, visible = host.visible_devices(environ)
-    shown = f"{variable}={visible if visible is not None else 'not set'}"
-    if gpus == 0:
-        raise SetupError(f"device={requested!r}: torch {torch.__version__} sees no GPU ({shown})")
-    if device.index is not None:
-        if device.index >= gpus:
-            seen = plural(gpus, "GPU")
-            raise SetupError(f"device={requested!r}: this process sees {seen}, numbered from 0 ({shown})")
-        return device
     if gpus == 1 and visible:
         return torch.device("cuda", 0)  # the only device that the launcher has shown to this process
     if rank_info.local_world_size > gpus:
         raise SetupError(
             f"local rank {rank_info.local_rank} of {rank_info.local_world_size} on a node with {plural(gpus, 'GPU')} "
-            f"({shown}): two processes cannot share a GPU, so start at most {gpus} on each node, or pass device='cpu'"
+            f"({variable}={visible if visible is not None else 'not set'}), and each process needs a GPU of its own: "
+            f"start at most {gpus} on each node, or pass device='cpu'"
         )
     return torch.device("cuda", rank_info.local_rank)
 
@@ -84,15 +74,12 @@ def across_streams() -> Iterator[None]:
 
 def _why_unusable() -> str:
     """Why torch sees no GPU: its build, or the driver on the node."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built for the CPU: use an image with a build for its GPUs"
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     reason = "it sees none"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-    return f"torch {torch.__version__}, built for {built}, can use none ({reason}): the driver of the node must fit it"
+    return f"torch {torch.__version__} can use none ({reason}): use an image whose build of torch fits the driver"
 
 
 def backend(device: torch.device) -> str:

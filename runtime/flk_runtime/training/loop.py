@@ -14,7 +14,6 @@ from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of, roots_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
-from flk_runtime.errors import SetupError
 from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.shared.progress import Phase
 from flk_runtime.training.context import RunContext
@@ -197,11 +196,6 @@ def _part(mesh: Any) -> tuple[int, int] | None:
     """This rank's coordinate in one dimension of a DeviceMesh, and the size of the dimension; None without a mesh."""
     if mesh is None:
         return None
-    if getattr(mesh, "ndim", 0) != 1:
-        raise SetupError(
-            "mesh: expected one dimension of a DeviceMesh, such as mesh['dp']; several can be joined with "
-            "mesh['dp', 'fsdp']._flatten()"
-        )
     return int(mesh.get_local_rank()), int(mesh.size())
 
 

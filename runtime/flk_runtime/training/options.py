@@ -82,7 +82,7 @@ def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.fspath(checkpoint) if checkpoint else user_env.CHECKPOINT.read(os.environ) or None
 
 
-def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensions.Outer | None]:
+def _strategy(given: Any) -> tuple[str, extensions.Outer | None]:
     """The strategy of the ranks of the process group, and the one over several groups, if there is one."""
     options = None if isinstance(given, str | None) else given
     name = given if isinstance(given, str | None) else getattr(given, "strategy", None)

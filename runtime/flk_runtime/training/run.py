@@ -57,10 +57,6 @@ class Run(Training):
         """Optimizer steps so far, including those before a resume."""
         return self._steps.done
 
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._steps.go_on_after(steps)
-
     @overload
     def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...
 
@@ -165,14 +161,6 @@ class Run(Training):
         """
         chosen = LoaderOptions(batch_size, split=split, of_torch=options)
         return self._batches.make_evaluation(dataset, chosen)
-
-    @property
-    def accumulation(self) -> int:
-        """Number of micro-batches of the latest batch; the same on all ranks.
-
-        Raises SetupError if it differs between the loaders of the step.
-        """
-        return self._batches.accumulation
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """Yield the micro-batches of ``batch``, which a loader with ``accumulate=`` gave.

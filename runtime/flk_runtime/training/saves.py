@@ -65,12 +65,8 @@ class Saves:
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
-        self._keep, self._store = options.save_every, options.store_every
-        if self._store is not None and not self.manager.has_storage:
-            self._store = None
-            context.say("store_every has no effect, since there is no storage for checkpoints")
-        elif self._store is not None and not self.manager.keeps_in_memory:
-            context.say("no checkpoints in memory here: store_every says how often one is saved")
+        self._keep = options.save_every
+        self._store = options.store_every if self.manager.has_storage else None
         self.note_beginning(self.manager.steps, self.manager.source)
 
     def begin_at(self, steps: int) -> None:

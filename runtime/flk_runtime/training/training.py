@@ -66,7 +66,7 @@ class Training:
 
         A rank gives one value, or several as a sequence or a tensor, also none; and one weight for all of them or as
         many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
-        if all weights are 0. Raises SetupError for another number of weights.
+        if all weights are 0.
         """
         return process_group.mean(value, weight)
 

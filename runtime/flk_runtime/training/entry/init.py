@@ -20,7 +20,7 @@ from flk_runtime.training.run import Run
 
 def init(
     *,
-    strategy: str | extensions.OuterOptions | None = None,
+    strategy: Any = None,
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,

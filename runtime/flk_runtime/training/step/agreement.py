@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import differing, find_difference, first_far, has_fsdp1, parameters_in
+from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
 from flk_runtime.system.bits import is_compared
@@ -91,23 +91,6 @@ def _text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return repr([_text(item) for item in value])
     return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
-
-
-def check_replicas(models: Iterable[ParallelModel]) -> None:
-    """Raise SetupError if whole parameters differ between ranks: a checkpoint has rank 0's. Collective.
-
-    In each save, with advice for strategy none. In some saves the checkpoint manager compares all that optimizers hold,
-    since not every script has models of parallelize. It finds these parameters alike.
-    """
-    for model in models:
-        if has_fsdp1(model.module):
-            continue
-        whole = {name: parameter.detach() for name, parameter in model.trained().items() if not is_sharded(parameter)}
-        if name := first_far(whole, dist.group.WORLD):
-            raise SetupError(
-                f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
-                "them equal before a save, or keep each rank's own with flk.adopt(model=flk.per_rank(model))"
-            )
 
 
 def _compare_parameters(model: ParallelModel) -> None:

@@ -118,7 +118,7 @@ def test_summary_of_the_check() -> None:
     assert lines[0] == "ranks     8000 on 1000 nodes, launcher: "
     assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0"
     assert lines[-3:] == [
-        "          … and 984 more nodes",
+        "node      n999: 8 ranks from rank 7992, cuda:0",
         "start     1.250 s to open the process group, 0.500 s for the first all-reduce",
         "ok",
     ]
