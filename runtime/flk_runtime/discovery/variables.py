@@ -196,11 +196,6 @@ class RankInfo:
     full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell
     agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not
 
-    @property
-    def two_levels(self) -> bool:
-        """Whether there are several nodes with several ranks each, all with the same number of them."""
-        return 1 < self.local_world_size < self.world_size == self.nodes * self.local_world_size
-
 
 # Lists of Slurm -------------------------------------------------------------------------------------------------
 

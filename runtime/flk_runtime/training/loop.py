@@ -18,11 +18,7 @@ from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.shared.progress import Phase
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
-from flk_runtime.training.lines import Metrics
-from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.training.step.steps import Steps
 from flk_runtime.training.training import Training
 
 
@@ -34,16 +30,11 @@ class Loop(Training):
 
     def __init__(self, context: RunContext, objects: dict[str, Any], *, owns_group: bool) -> None:
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
-        super().__init__(context, owns_group=owns_group)
         self._objects: dict[str, Any] = {}
         self.is_drawn_for: Callable[[], bool] = lambda: False
         """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
-        self._saves = Saves(context, needs_model=False)
-        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
-        self._steps = Steps(context, self._saves, self._metrics)
-        self._batches = Batches(context, self._steps, self._saves, self._metrics)
-        self._end_with_process()
+        super().__init__(context, owns_group=owns_group, needs_model=False)
         self._register(adapted)
         if self.steps:
             drawn = DRAWN.format(call="flk.adopt", advice="call loop.restore_random_state() before the first batch")
@@ -101,11 +92,6 @@ class Loop(Training):
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, thing in adapted.items():
             self._saves.manager.register(name, thing)
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps so far, including those before a resume."""
-        return self._steps.done
 
     @property
     def should_stop(self) -> bool:
@@ -172,14 +158,6 @@ class Loop(Training):
     def evaluating(self) -> AbstractContextManager[None]:
         """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""
         return self._context.page.during(Phase.EVALUATING)
-
-    def close(self) -> None:
-        """Save what is not saved yet. A second call does nothing. Collective."""
-        if not self.closed:
-            self._steps.close()
-            if self._owns_group:
-                self.barrier()  # no rank leaves while another still communicates
-            self._leave(at_once=False)
 
 
 def _is_module(thing: Any) -> bool:
