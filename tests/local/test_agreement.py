@@ -29,7 +29,7 @@ def go(strategy, act, optimizer=torch.optim.SGD, count=3, **options):
 
 def by_loss(mean, run, optimizer):
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
-    return lambda model, loss: schedule.step(run.mean(loss.item()) if mean else loss.item() * (1 + 2 * run.rank))
+    return lambda model, loss: schedule.step(loss if mean else loss * (1 + 2 * run.rank))
 
 def other_rates(run, optimizer):
     def act(model, loss):

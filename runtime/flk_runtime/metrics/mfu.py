@@ -253,11 +253,10 @@ def _without_data(value: Any) -> Any:
     """A tensor of the same shape on device meta, in float32 if it is floating point; any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
-    tensor = value
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    dtype = torch.float32 if value.is_floating_point() else value.dtype
+    empty = torch.empty_like(value, dtype=dtype, device="meta", requires_grad=False)
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=value.requires_grad)
     return empty
 
 

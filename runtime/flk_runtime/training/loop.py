@@ -64,7 +64,7 @@ class Loop(Training):
 
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
-        return [part for thing in filter(_is_module, self._objects.values()) for part in roots_of(thing)]
+        return [part for thing in self._objects.values() if isinstance(thing, nn.Module) for part in roots_of(thing)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
@@ -158,10 +158,6 @@ class Loop(Training):
     def evaluating(self) -> AbstractContextManager[None]:
         """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""
         return self._context.page.during(Phase.EVALUATING)
-
-
-def _is_module(thing: Any) -> bool:
-    return isinstance(thing, nn.Module)
 
 
 def _joined(thing: Any) -> Any:

@@ -57,8 +57,8 @@ class Saves:
                 in_memory=in_memory,
             ),
             context.print,
-            self._note_saved,
-            self._note_stored,
+            lambda step: setattr(context.page, "saved", step),
+            lambda step: setattr(context.page, "stored", step),
         )
         self.manager.restored_by_script = self._place.restored
         given.trainings += 1
@@ -120,12 +120,6 @@ class Saves:
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
         self.manager.wait()
-
-    def _note_saved(self, step: int) -> None:
-        self._context.page.saved = step
-
-    def _note_stored(self, step: int) -> None:
-        self._context.page.stored = step
 
 
 def _metadata(strategy: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ class Training:
     """This rank's side of a training, of which `Run` and `Loop` are the two kinds."""
 
     def __init__(self, context: RunContext, *, owns_group: bool, needs_model: bool = True) -> None:
-        """The process group is open, and `close` destroys it if ``owns_group``. ``needs_model``: see `Saves`. Collective."""
+        """The process group is open; `close` destroys it if ``owns_group``. ``needs_model``: of `Saves`. Collective."""
         info, options = context.rank_info, context.options
         self.rank_info, self.attempt = info, info.attempt
         self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size

@@ -183,7 +183,7 @@ def test_an_evaluation_before_the_first_step_draws_none_of_the_training() -> Non
 def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
     models, optimizer = object.__new__(Models), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     models._context, models._batches = MagicMock(closing=[]), MagicMock()
-    models._optimizers, models._is_averaged = {}, False
+    models._optimizers, models._frozen = {}, set()
     models._hand_over(optimizer), models._hand_over(optimizer)
     optimizer.step()
     assert models._batches.passed.call_count == 1
