@@ -93,7 +93,7 @@ VALUES = st.one_of(
     st.sets(st.sampled_from(KNOWN), max_size=3),
 )
 @settings(max_examples=500, deadline=None)
-def test_any_change_to_an_environment_gives_a_rank_or_an_error_of_ours(
+def test_any_environment_gives_a_rank_or_an_error_of_ours(
     first: dict[str, str], second: dict[str, str], changes: dict[str, str], without: set[str]
 ) -> None:
     check_any({name: value for name, value in {**first, **second, **changes}.items() if name not in without})
