@@ -118,7 +118,7 @@ def mean(value: Numbers, weight: Numbers) -> float:
 def _flat(numbers: Numbers) -> torch.Tensor:
     """Float64 of shape (count,), on the device of collectives."""
     if isinstance(numbers, Sequence):
-        numbers = [float(number) for number in numbers]
+        numbers = [float(number.detach() if isinstance(number, torch.Tensor) else number) for number in numbers]
     return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
 
 

@@ -71,7 +71,7 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
             time.sleep(_POLL)
     client = connect(info, address, port, deadline)
     nonce = f"flk/{uuid.uuid4().hex}"
-    server.set(nonce, "")
+    server.add(nonce, 1)  # unlike set, it returns when the store has it
     # The address may lead to another rank 0: join that one, and the preflight will report both.
     return server if client.check([nonce]) else client
 
