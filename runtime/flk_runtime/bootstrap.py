@@ -6,19 +6,16 @@ the sources of all modules by their paths, compressed. This file runs before any
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import json
 import os
 import sys
 import zipfile
 
-_USAGE_ERROR = 2  # see flk_runtime.contract.failure
-
 
 def modules(data: bytes) -> dict[str, str]:
     """Return the sources of the modules in ``data``, the member of the archive, by their paths."""
-    import bz2
-
     sources: dict[str, str] = json.loads(bz2.decompress(data))
     return sources
 
@@ -45,16 +42,6 @@ def unpacked(archive: str, work: str) -> str:
 
 def main() -> None:
     """Run `flk_runtime.__main__` from the archive that contains this file."""
-    try:
-        import bz2  # noqa: F401 - a Python may be built without it
-    except ImportError:
-        pod = os.environ.get("FLK_POD_INDEX", "0")
-        print(
-            f"[pod {pod}] error: {sys.executable} has no module bz2, with which flk's runtime is unpacked: "
-            "use an image whose Python is built with it",
-            file=sys.stderr,
-        )
-        sys.exit(_USAGE_ERROR)
     folder = unpacked(os.path.dirname(__file__), os.environ["FLK_WORK"])
     sys.path[0] = folder  # in place of the archive
     # For the processes that the launcher and the ranks start.

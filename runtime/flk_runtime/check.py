@@ -23,7 +23,6 @@ from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report
 
 MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
-_NODE_LIMIT = 16  # nodes that are listed
 
 
 def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
@@ -47,10 +46,8 @@ def main() -> int:
         from flk_runtime.training.entry.group import open_group, rank_report
         from flk_runtime.training.options import RunOptions
 
-        options = RunOptions.read(rank_info, {}, defer_error=True)
+        options = RunOptions.read(rank_info, {})
         options = dataclasses.replace(options, preflight=options.preflight or user_env.PREFLIGHT_TIMEOUT.default)
-        if options.error and rank_info.world_size == 1:
-            raise options.error
         started = time.monotonic()
         reports = open_group(rank_info, options)
         opened = time.monotonic()
@@ -79,7 +76,7 @@ def _all_reduce(device: object) -> None:
 
 
 def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float) -> list[str]:
-    """Lines about a start without errors, one for each of the first 16 nodes. Times are in seconds."""
+    """Lines about a start without errors, one for each node. Times are in seconds."""
     first = min(reports, key=lambda rank: rank.rank)
     nodes: dict[str, list[RankReport]] = {}
     for rank in sorted(reports, key=lambda rank: rank.rank):
@@ -89,13 +86,10 @@ def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float)
         f"torch     {first.torch}, flk {first.flk}, Python {platform.python_version()}",
         f"backend   {first.backend}",
     ]
-    for node, ranks in list(nodes.items())[:_NODE_LIMIT]:
+    for node, ranks in nodes.items():
         devices = ", ".join(dict.fromkeys(rank.device for rank in ranks))
-        shm = f"{ranks[0].shm / (1 << 20):,.0f} MiB" if ranks[0].shm >= 0 else "none"
         count = f"{plural(len(ranks), 'rank')} from rank {ranks[0].rank}"
-        lines.append(f"node      {node}: {count}, {devices}, /dev/shm {shm}")
-    if len(nodes) > _NODE_LIMIT:
-        lines.append(f"          … and {len(nodes) - _NODE_LIMIT} more nodes")
+        lines.append(f"node      {node}: {count}, {devices}")
     return [
         *lines,
         f"start     {open_time:.3f} s to open the process group, {reduce_time:.3f} s for the first all-reduce",

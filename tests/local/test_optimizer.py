@@ -189,7 +189,7 @@ MISTAKES = [
     f"{NONE}a parameter of shape (8, 8) had no gradient{CURE}",
     f"{NONE}a parameter of shape (8, 8) had no gradient{CURE}",
     "all_reduce(mean): tree[0] is float32 (4, 2) on cpu, sparse or quantized: convert it before",
-    "DistributedOptimizer.step takes no closure: use run.parallelize, whose optimizers do",
+    "DistributedOptimizer.step takes no closure: compute the gradients before",
     "DistributedOptimizer takes an optimizer of torch, not a DistributedOptimizer",
     "DistributedOptimizer: the ranks differ, so nothing was exchanged: tree[0][0] is "
     "float32 (2, 2) on cpu on ranks 0, 2, and float32 (3, 2) on cpu on rank 1",

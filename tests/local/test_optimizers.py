@@ -125,10 +125,6 @@ def of(kind):
         run.parallelize(model, [kind(model.parameters())])
     return parallelize
 
-def twice(run):
-    model, optimizer = build()
-    run.parallelize(model, [optimizer, optimizer])
-
 def scheduler(run):
     model, optimizer = build()
     run.parallelize(model, [optimizer, schedules([optimizer])[0]])
@@ -143,7 +139,6 @@ with group():
         ("LBFGS of torch cannot train parameters that strategy full_shard shards", of(torch.optim.LBFGS)),
         ("Adafactor of torch cannot train parameters", of(torch.optim.Adafactor)),
         ("Rprop of torch cannot train parameters", of(torch.optim.Rprop)),
-        ("given the same AdamW twice", twice),
         ("takes optimizers of torch, and was given a ExponentialLR", scheduler),
     ):
         with init("full_shard") as run:

@@ -310,7 +310,6 @@ def parallelize(run, model=None, optimizer=None, **options):
 with group():
     for words, name, options in (
         ("shard_size=3 does not divide the world size, 2", "hybrid_shard", {"shard_size": 3}),
-        ("precision='bf16': expected a flk_runtime.Precision", "full_shard", {"precision": "bf16"}),
         ("blocks='Blok': the model has no module of this class or path; it has Block, ModuleList, Net, and the parts",
          "full_shard", {"blocks": "Blok"}),
         ("blocks has 'blocks', a ModuleList, which is not called: name its parts, as in 'blocks.*'", "full_shard",
@@ -323,7 +322,6 @@ with group():
     ):
         with init(name) as run:
             refused(words, lambda: parallelize(run, **options))
-    refused("Precision(param=8): expected a floating-point dtype", lambda: flk.Precision(param=8))
     for name in ("ddp", "full_shard"):
         with init(name) as run:
             refused("there are 0: call parallelize before", lambda: run.clip_grad_norm(1.0))

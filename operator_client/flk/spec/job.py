@@ -17,8 +17,7 @@ from flk.spec.fields import Elastic
 from flk.spec.hardware import fabrics
 from flk.spec.table import JobOptions
 from flk.spec.validation import check_all, usage_error
-from flk_runtime.contract import user_env
-from flk_runtime.contract.options import AUTO, DILOCO, parse_preflight
+from flk_runtime.contract.options import AUTO, DILOCO
 
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
@@ -62,7 +61,6 @@ class Job(JobOptions):
             yield "queue_priority: needs a queue"
         for name in sorted(self.env.keys() & self.secrets.keys()):
             yield f"secrets.{name}: {name} is in env too"
-        yield from _error(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
         yield from self._mistakes_of_mounts()
         resources = self.resources
         huge = [name for name in fabrics()[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]

@@ -106,7 +106,8 @@ def strategies_of(info: RankInfo) -> tuple[str, ...]:
     """The strategies that differ from each other on the nodes of this job."""
     if info.world_size == 1:
         return ("ddp",)
-    return _FLAT + _HYBRID * info.two_levels
+    has_two_levels = 1 < info.local_world_size < info.world_size == info.nodes * info.local_world_size
+    return _FLAT + _HYBRID * has_two_levels
 
 
 def _with_output(ended: Ended) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk_runtime.contract.options import AUTO, parse_hang_timeout, parse_interval, parse_preflight
+from flk_runtime.contract.options import AUTO, parse_hang_timeout, parse_interval
 from flk_runtime.contract.variable import Setting, Variable, choice, integer, number, size
 
 # A row for each variable: its name, what it means, its default, and how its text is read.
@@ -96,12 +96,7 @@ FULL_WORLD_SIZE: Final = Variable(
 )
 KEEP: Final = Setting("FLK_KEEP", "number of the newest checkpoints that stay", 2, integer())
 SEED: Final = Setting("FLK_SEED", "seed of the random number generators", 0, integer())
-PREFLIGHT: Final[Setting[frozenset[str]]] = Setting(
-    "FLK_PREFLIGHT",
-    "checks before the start: on, off, or some of them off, as in -shm,-code",
-    frozenset(),
-    parse_preflight,
-)
+PREFLIGHT: Final = Setting("FLK_PREFLIGHT", "checks before the start", "on", choice(("on", "off")))
 PREFLIGHT_TIMEOUT: Final = Setting(
     "FLK_PREFLIGHT_TIMEOUT", "seconds that each rank waits for the others in the preflight", 300.0, number()
 )

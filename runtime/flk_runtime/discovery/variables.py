@@ -147,8 +147,8 @@ def checked(
     )
 
 
-def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int] | None:
-    """Host and port of the store; None where Horovod's ranks have to ask each other."""
+def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]:
+    """Host and port of the store."""
     shown = show(launcher, environ)
     start_id = "/".join(environ[name] for name in launcher.start_id or () if name in environ)
     address, port = environ.get(launcher.address), environ.get(launcher.port)
@@ -161,8 +161,6 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
                 address = first_host(environ[hosts])
             except ValueError as error:
                 raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
-        elif launcher.name == "horovod" and port is None:
-            return None
     if address is None:
         raise DiscoveryError(
             f"{launcher.address} must be set together with {shown}: all ranks connect to rank 0 at that address"
@@ -192,22 +190,11 @@ class RankInfo:
     local_world_size: int = 1
     node_rank: int = 0
     launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
-    # Host and port of the store. None if world_size is 1, and where only Horovod's communicator can tell it.
-    master: tuple[str, int] | None = None
+    master: tuple[str, int] | None = None  # host and port of the store; None if world_size is 1
     attempt: int = 0  # number of earlier starts of this job's ranks
     nodes: int = 1
     full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell
     agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not
-
-    @property
-    def even(self) -> bool:
-        """Whether all nodes have as many ranks as this one."""
-        return self.world_size == self.nodes * self.local_world_size
-
-    @property
-    def two_levels(self) -> bool:
-        """Whether there are several nodes with several ranks each, all with the same number of them."""
-        return self.even and self.nodes > 1 and self.local_world_size > 1
 
 
 # Lists of Slurm -------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 
 from flk_runtime.discovery import discover
-from flk_runtime.distributed.process_group import comm_device
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import PeerError, SetupError
 
 
@@ -26,29 +25,23 @@ def main_process_first(local: bool = False) -> Iterator[None]:
     if not dist.is_initialized():
         raise SetupError("main_process_first needs the process group: call flk_runtime.init() before")
     if (discover().local_rank if local else dist.get_rank()) != 0:
-        _wait_for_first_ranks(None)
+        _wait_for_first_ranks()
         yield
         return
     try:
         yield
     except BaseException as error:
-        _wait_for_first_ranks(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        process_group.all_gather(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         raise
-    _wait_for_first_ranks(None)
+    _wait_for_first_ranks()
 
 
-def _wait_for_first_ranks(failure: str | None) -> None:
-    """Wait until the first ranks have run the block; ``failure`` is this rank's own, if it is one of them.
+def _wait_for_first_ranks() -> None:
+    """Wait on a rank that has not failed until the first ranks have run the block. Collective.
 
-    Raises PeerError if another rank failed. Collective.
+    Raises PeerError if one of them has failed.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    failed = torch.tensor([world_size if failure is None else rank], device=comm_device(torch.device("cpu")))
-    dist.all_reduce(failed, op=dist.ReduceOp.MIN)
-    lowest = int(failed)
-    if lowest == world_size:
-        return
-    text = [failure]
-    dist.broadcast_object_list(text, src=lowest)
-    if failure is None:
-        raise PeerError(f"rank {lowest} failed inside main_process_first(): {text[0]}")
+    failures = process_group.all_gather("")
+    failed = next((rank for rank, text in enumerate(failures) if text), None)
+    if failed is not None:
+        raise PeerError(f"rank {failed} failed inside main_process_first(): {failures[failed]}")

@@ -52,7 +52,7 @@ class DistributedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with the averages. Raises SetupError if there are none, and for a closure."""
         if closure is not None:
-            raise SetupError("DistributedOptimizer.step takes no closure: use run.parallelize, whose optimizers do")
+            raise SetupError("DistributedOptimizer.step takes no closure: compute the gradients before")
         self._check()
         return self._optimizer.step()
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import torch_private
 
 T = TypeVar("T")
@@ -106,38 +106,19 @@ def mean(value: Numbers, weight: Numbers) -> float:
     """The weighted mean of all ranks' values (float64), on every rank; NaN if all weights are 0. Collective.
 
     A rank gives one value, or a sequence or a tensor of any number, with one weight for all or as many weights. Values
-    of weight 0 may be NaN. Raises SetupError for another number of weights.
+    of weight 0 may be NaN.
     """
     values, weights = _flat(value), _flat(weight)
-    if weights.numel() not in (1, values.numel()):
-        raise SetupError(f"mean of {values.numel()} values with {weights.numel()} weights: give each value a weight")
     weights = weights.expand_as(values)
     sums = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])
 
 
-def mean_loss(closure: Callable[[], Any]) -> Any:
-    """What ``closure`` returns, with the mean over the ranks in the place of a loss's value. Collective."""
-    loss = closure()
-    if not isinstance(loss, (float, torch.Tensor)):
-        return loss
-    value = mean(loss, 1.0)
-    if isinstance(loss, float):
-        return value
-    loss = loss.clone()  # with the gradients of this rank's loss
-    loss.data.fill_(value)
-    return loss
-
-
 def _flat(numbers: Numbers) -> torch.Tensor:
-    """Float64 of shape (count,), on the device of collectives. All are copied at once."""
+    """Float64 of shape (count,), on the device of collectives."""
     if isinstance(numbers, Sequence):
-        numbers = [number.detach() if isinstance(number, torch.Tensor) else number for number in numbers]
-        tensors = [number.reshape(()) for number in numbers if isinstance(number, torch.Tensor)]
-        numbers = (
-            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(number) for number in numbers]
-        )
+        numbers = [float(number.detach() if isinstance(number, torch.Tensor) else number) for number in numbers]
     return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
 
 

@@ -209,7 +209,7 @@ def _check_build_of_torch(settings: Settings) -> None:
     if settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
         raise SetupError(
             f"this pod has requested {plural(settings.gpus, 'GPU')} ({pod_env.GPUS}), but torch {torch.__version__} "
-            f"is built for the CPU: use an image with a build for its GPUs, or set {user_env.PREFLIGHT}=-gpu"
+            f"is built for the CPU: use an image with a build for its GPUs, or set {user_env.PREFLIGHT}=off"
         )
 
 

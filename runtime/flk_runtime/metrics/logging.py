@@ -24,8 +24,6 @@ def line(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in (int, str, bool) or (type(value) is float and math.isfinite(value)):
-        return value
     value = plain_value(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

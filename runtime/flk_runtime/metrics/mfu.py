@@ -15,7 +15,6 @@ import copy
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -134,65 +133,56 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     return max(sizes, key=lambda each: sizes[each], default=None)
 
 
-@dataclass
-class _Watched:
-    """A model of the run, and its calls in the first step."""
-
-    skeleton: nn.Module | None = None
-    calls: list[Call] = field(default_factory=list)
-    hook: Any = None
-
-
 class Meter:
-    """Measures the MFU of a run: FLOPs per step, counted in the first step, and the time of the steps.
+    """Measures the MFU of a run with one model: FLOPs per step, counted in the first step, and the time of the steps.
 
     ``warn`` is called with a line where MFU cannot be measured.
     """
 
     def __init__(self, device: torch.device, world_size: int, warn: Callable[[str], None]) -> None:
         self.flops_per_step: float | None = None  # of all ranks together
+        self.steps = 0  # since the mark: the caller counts them
         self._device, self._world_size, self._warn = device, world_size, warn
         self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        self._countable = peak(self._name, torch.bfloat16) is not None
-        self._watched: list[_Watched] = []
-        self._dtype: torch.dtype | None = None  # of the matrix products of the largest model
-        self._largest = -1
-        self.steps = 0  # since the mark: the caller counts them
+        # No warning: a CPU is not expected to have a peak.
+        self._is_off = device.type == "cpu" and peak(self._name, torch.float16) is None
+        self._skeleton: nn.Module | None = None
+        self._calls: list[Call] = []  # of the model in the first step
+        self._hook: Any = None
+        self._dtype: torch.dtype | None = None  # of the matrix products; None: there is no model yet
         self._since: float | None = None  # the mark: time of the latest line of metrics, or of the first step's end
         self._latest: float | None = None
 
-    def prepare(self, model: nn.Module) -> None:
-        """Copy the `skeleton` of a model that is about to be wrapped; `watch` is called next."""
-        self._watched.append(_Watched())
-        if self._countable:
-            try:
-                self._watched[-1].skeleton = skeleton(model)
-            except Exception as error:
-                self._uncountable(error)
-
     def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Record the wrapped model's calls in the first step. ``dtype`` is the strategy's compute dtype, if any."""
-        watched = self._watched[-1]
-        size = sum(parameter.numel() for parameter in model.parameters())
-        largest = size > self._largest
-        if largest:
-            self._largest, self._dtype = size, dtype or dtype_of(model)
+        """Copy the `skeleton` of a model that is about to be wrapped, and record its calls in the first step.
+
+        ``dtype`` is the strategy's compute dtype, if any.
+        """
+        if self._is_off:
+            return
+        if self._dtype is not None:
+            self._give_up("it is measured for a single model, and the run has several")
+            return
+        self._dtype = dtype or dtype_of(model)
+        try:
+            self._skeleton = skeleton(model)
+        except Exception as error:
+            self._uncountable(error)
+            return
 
         def called(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             if not module.training or not torch.is_grad_enabled():
                 return
-            if largest and torch.is_autocast_enabled(self._device.type):
+            if torch.is_autocast_enabled(self._device.type):
                 self._dtype = torch.get_autocast_dtype(self._device.type)
-            watched.calls.append(pytree.map_leaves((arguments, named), _without_data))
+            self._calls.append(pytree.map_leaves((arguments, named), _without_data))
 
-        if self._device.type != "cpu" or self._countable:
-            watched.hook = model.register_forward_pre_hook(called, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(called, with_kwargs=True)
 
     def begin(self) -> None:
         """Begin after the first step, which is not timed: it compiles and opens connections."""
-        for watched in self._watched:
-            if watched.hook:
-                watched.hook.remove()
+        if self._hook:
+            self._hook.remove()
         self._mark()
 
     def read(self, *, mark: bool = False) -> float | None:
@@ -201,41 +191,38 @@ class Meter:
         The caller has synchronized the device. None if it cannot be measured, or before the second step.
         """
         now = time.perf_counter()
-        if self._since is None or self._dtype is None:
+        if self._since is None or self._dtype is None or self._is_off:
             return None
-        found = peak(self._name, self._dtype, tf32=uses_tf32())
-        if found is None:
-            if self._device.type != "cpu":  # no warning: a CPU is not expected to have one
-                self._warn(
-                    f"no mfu: the peak of {self._name} in {str(self._dtype).removeprefix('torch.')} is not known"
-                )
-            self._dtype = None
+        highest = peak(self._name, self._dtype, tf32=uses_tf32())
+        if highest is None:
+            self._give_up(f"the peak of {self._name} in {str(self._dtype).removeprefix('torch.')} is not known")
             return None
-        if self.flops_per_step is None and self._countable:
+        if self.flops_per_step is None:
             self._count()
-        self._watched.clear()
         if self.flops_per_step is None:
             return None
         if self.steps:
-            self._latest = self.flops_per_step * self.steps / max(now - self._since, 1e-9) / found / self._world_size
+            self._latest = self.flops_per_step * self.steps / max(now - self._since, 1e-9) / highest / self._world_size
         if mark:
             self._mark()
         return self._latest
 
     def _count(self) -> None:
-        called = [watched for watched in self._watched if watched.calls and watched.skeleton]
         try:
-            if not called:
+            if not self._calls or not self._skeleton:
                 raise ValueError("it was not called in the first step")
-            flops = sum(count(watched.skeleton, watched.calls) for watched in called if watched.skeleton)
-            self.flops_per_step = float(flops * self._world_size)
+            self.flops_per_step = float(count(self._skeleton, self._calls) * self._world_size)
         except Exception as error:  # a model may need data, and raise anything
             self._uncountable(error)
+        self._skeleton, self._calls = None, []
 
     def _uncountable(self, error: Exception) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        self._warn(f"no mfu: the FLOPs of this model could not be counted ({reason})")
-        self._countable = False
+        self._give_up(f"the FLOPs of this model could not be counted ({reason})")
+
+    def _give_up(self, reason: str) -> None:
+        self._warn(f"no mfu: {reason}")
+        self._is_off = True
 
     def _mark(self) -> None:
         self.steps, self._since = 0, time.perf_counter()
@@ -266,11 +253,10 @@ def _without_data(value: Any) -> Any:
     """A tensor of the same shape on device meta, in float32 if it is floating point; any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
-    tensor = value
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    dtype = torch.float32 if value.is_floating_point() else value.dtype
+    empty = torch.empty_like(value, dtype=dtype, device="meta", requires_grad=False)
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=value.requires_grad)
     return empty
 
 

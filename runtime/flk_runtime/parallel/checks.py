@@ -5,7 +5,7 @@ Torch would say so in the middle of a step, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import is_sharded
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import replaced_name
 from flk_runtime.system.torch_version import require_torch
 
@@ -25,8 +24,6 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, replicates: bool) -> None:
     """Raise SetupError for a model that ``strategy`` cannot train. ``replicates``: several ranks train one model."""
-    if options.precision is not None and not isinstance(options.precision, Precision):
-        raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
     for name, parameter in model.named_parameters():
         if replaced_name(parameter):
             raise SetupError(
@@ -72,14 +69,9 @@ def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOp
             )
 
 
-def check_shardable(model: nn.Module, units: Iterable[nn.Module], cause: str) -> None:
-    """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words.
-
-    ``units``: the modules in ``model`` that are sharded one by one.
-    """
+def check_shardable(model: nn.Module, cause: str) -> None:
+    """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
-            raise SetupError(f"{name!r} is a scalar, which {cause} cannot shard: give it the shape (1,)")
         if parameter.numel() == 0 and parameter.requires_grad:
             raise SetupError(
                 f"{name!r} has no elements, which {cause} cannot shard: freeze it with requires_grad_(False), or use "
@@ -90,22 +82,4 @@ def check_shardable(model: nn.Module, units: Iterable[nn.Module], cause: str) ->
             raise SetupError(
                 f"{name!r} has sparse gradients, which {cause} cannot reduce: make it with sparse=False, or use "
                 "strategy ddp without precision="
-            )
-    _check_dtypes(model, units, cause)
-
-
-def _check_dtypes(model: nn.Module, units: Iterable[nn.Module], cause: str) -> None:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for unit in [*sorted(units, key=lambda unit: sum(1 for _ in unit.modules())), model]:  # inner ones first
-        first: dict[torch.dtype, str] = {}
-        for parameter in unit.parameters():
-            name = names.pop(id(parameter), "")  # none: it is in a unit of its own
-            if name and parameter.requires_grad:
-                first.setdefault(parameter.dtype, name)
-        if len(first) > 1:
-            both = " and ".join(f"{name!r} {str(dtype).removeprefix('torch.')}" for dtype, name in first.items())
-            raise SetupError(
-                f"parameters that {cause} gathers together have several dtypes ({both}): make the modules that have "
-                "another dtype blocks of their own, as in parallelize(…, blocks=['layers.*', 'name']), or use strategy "
-                "ddp without precision="
             )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-
-from flk_runtime.errors import SetupError
 
 
 @dataclass(frozen=True)
@@ -15,18 +13,12 @@ class Precision:
     """The dtypes of mixed-precision training. Master weights, buffers and optimizer state stay in the model's own.
 
     Every dtype is explicit, because what torch takes for None differs between its versions. Batch norms, which keep
-    statistics, compute in float32. Raises SetupError for anything but a floating-point dtype.
+    statistics, compute in float32.
     """
 
     param: torch.dtype = torch.bfloat16  # of parameters, inputs and activations in forward and backward passes
     reduce: torch.dtype = torch.float32  # in which gradients are summed over the ranks
     output: torch.dtype = torch.float32  # of the model's floating-point outputs; bfloat16 has too few digits for a loss
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, torch.dtype) or not value.is_floating_point:
-                raise SetupError(f"Precision({field.name}={value!r}): expected a floating-point dtype of torch")
 
     def computes_in_float32(self, module: nn.Module) -> bool:
         """Whether ``module`` is a batch norm with parameters: one without gets along with any input."""

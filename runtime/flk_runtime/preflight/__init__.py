@@ -5,8 +5,8 @@ this package. `connect_store` is imported from `bootstrap`, not from here: that 
 RankReport before torch is imported.
 """
 
-from flk_runtime.preflight.compare import compare, missing, warning
+from flk_runtime.preflight.compare import compare, missing
 from flk_runtime.preflight.exchange import exchange_reports
 from flk_runtime.preflight.report import RankReport
 
-__all__ = ["RankReport", "compare", "exchange_reports", "missing", "warning"]
+__all__ = ["RankReport", "compare", "exchange_reports", "missing"]

@@ -1,7 +1,6 @@
 """connect_store(): one store that all ranks of an attempt reach, with a key prefix that no earlier attempt used.
 
-Where only Horovod can tell its address, Horovod broadcasts it. `compare_options` compares the options of the script on
-all ranks, before they exchange a model or data.
+`compare_options` compares the options of the script on all ranks, before they exchange a model or data.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -21,7 +20,6 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.errors import RendezvousError, setting
 from flk_runtime.preflight import store
-from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
 
 _POLL_MIN = 0.002  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
@@ -34,18 +32,14 @@ _calls = itertools.count()  # of connect_store in this process; equal on all ran
 def connect_store(info: RankInfo, timeout: float) -> Any:
     """The store of this attempt's ranks, as a torch Store with a prefix of its own for this call. Collective.
 
-    Rank 0 opens the store, unless the launcher hosts it. ``timeout`` is in seconds. Raises RendezvousError, which says
-    why the master was not reached, and SetupError where rank 0 cannot be the master.
+    There are several ranks. Rank 0 opens the store, unless the launcher hosts it. ``timeout`` is in seconds. Raises
+    RendezvousError, which says why the master was not reached, and SetupError where rank 0 cannot open the store.
     """
     deadline = time.monotonic() + timeout
     number = next(_calls)
-    master = info.master
-    if master is None:
-        made, master = _meet_by_horovod(info, deadline)
-    elif info.rank == 0 and not info.agent_store:
-        made = store.open_store(info, *master, deadline)
-    else:
-        made = store.connect(info, *master, deadline)
+    master = cast("tuple[str, int]", info.master)
+    opens = info.rank == 0 and not info.agent_store
+    made = (store.open_store if opens else store.connect)(info, *master, deadline)
     # Only flk's launcher gives each attempt a store of its own; torchrun's store outlives its ranks.
     shared = info.agent_store and info.launcher != "flk"
     prefix = _attempt_prefix(made, info, master, deadline) if shared else f"flk/{number}"
@@ -75,7 +69,6 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
     prefix = f"flk/{nonce}"
     answered: set[str] = set()
     interval = _POLL_MIN
-    waiting = Waiting(deadline)
     while shared.add(f"{prefix}/answered", 0) < info.world_size - 1 and time.monotonic() < deadline:
         lines = shared.get(_ROSTER).decode().splitlines() if shared.check([_ROSTER]) else []
         nonces = [line.partition(" ")[2] for line in lines if int(line.partition(" ")[0]) < info.world_size]
@@ -84,33 +77,20 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
             shared.multi_set([f"flk/call/{nonce}" for nonce in new], [prefix] * len(new))
             answered.update(new)
             interval = _POLL_MIN
-        if waiting.is_due():
-            joined = shared.add(f"{prefix}/answered", 0) + 1
-            waiting.say(f"{joined} of {info.world_size} ranks have joined")
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
     return prefix
 
 
-def _meet_by_horovod(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
-    """The store and its address, which rank 0 broadcasts: no variable of horovodrun names its node. Collective."""
-    import horovod.torch as hvd
-
-    hvd.init()
-    made = store.serve() if info.rank == 0 else None
-    master: tuple[str, int] = hvd.broadcast_object((store.own_address(), int(made.port)) if made else None, root_rank=0)
-    return made or store.connect(info, *master, deadline), master
-
-
 def compares() -> bool:
-    """Whether ranks compare what the script gives them: not one rank, nor where FLK_PREFLIGHT switches it off."""
-    return dist.get_world_size() > 1 and "options" not in setting(user_env.PREFLIGHT)
+    """Whether ranks compare what the script gives them: not one rank, nor where FLK_PREFLIGHT is off."""
+    return dist.get_world_size() > 1 and setting(user_env.PREFLIGHT) == "on"
 
 
 def compare_options(call: str, options: Mapping[str, Any]) -> None:
     """Check that all ranks make the same ``call`` with the same ``options``. Collective: one all-reduce of 16 bytes.
 
-    Nothing is compared in a world of one rank, or where FLK_PREFLIGHT switches the check "options" off. Raises
+    Nothing is compared in a world of one rank, or where FLK_PREFLIGHT is off. Raises
     SetupError on every rank, with the first option that differs and the ranks on each side.
     """
     if compares():

@@ -10,12 +10,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from flk_runtime.errors import RendezvousError, RuntimeFailure, SetupError
-from flk_runtime.preflight.compare import compare, describe_process, missing
+from flk_runtime.preflight.compare import compare, missing
 from flk_runtime.preflight.report import RankReport
 
 _COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
@@ -26,90 +26,79 @@ SAY_AFTER = 10.0  # seconds that a rank waits before it says so
 _LINGER = 5.0  # seconds that a failing rank waits for the others to read the faults
 
 
-def exchange_reports(
-    store: Any, own: RankReport, timeout: float, started: float, skipped: Collection[str] = ()
-) -> list[RankReport]:
+def exchange_reports(store: Any, own: RankReport, timeout: float, started: float) -> list[RankReport]:
     """The reports of all ranks on rank 0, which compares them; an empty list elsewhere. Collective.
 
-    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()). ``skipped`` are the checks that are
-    not made (see `compare`). Raises SetupError with the faults on every rank, one per line; RendezvousError if it is
-    the only one that ranks are missing, so that another attempt may succeed.
+    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()). Raises SetupError with the faults on
+    every rank, one per line; RendezvousError if ranks are missing, so that another attempt may succeed.
     """
     # A rank that reaches the store just before the deadline must still hear from rank 0, which may join as late.
     deadline = max(started + timeout, time.monotonic() + min(timeout, _GRACE))
     store.append("roster", own.dump() + "\n")
     joined = store.add("joined", 1)
-    if joined >= own.world_size:
-        store.set("all", "")
     if own.rank == 0 and store.add("leader", 1) == 1:
-        store.set("leader/node", own.node)
-        return _lead(store, own, timeout, deadline, skipped)
-    _follow(store, own, timeout, deadline, first=joined == 1)
-    if joined > own.world_size:  # rank 0 had compared before this rank joined
-        raise SetupError(_too_late(own, _roster(store)))
+        store.set("leader is there", "")
+        return _lead(store, own, timeout, deadline)
+    compared = _follow(store, own, timeout, deadline)
+    if joined > compared:
+        raise SetupError(
+            f"rank {own.rank} on node {own.node} (process {own.pid}) joined after all {own.world_size} ranks had "
+            "joined: give every process a rank of its own, or end the earlier run that still uses this master's port"
+        )
     return []
 
 
-def _lead(store: Any, own: RankReport, timeout: float, deadline: float, skipped: Collection[str]) -> list[RankReport]:
+def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> list[RankReport]:
     """Wait on rank 0 for all reports, compare them, and publish the faults."""
     interval, next_comparison = _POLL_MIN, time.monotonic() + _COMPARE_EVERY
-    faults: list[str] = []
     waiting = Waiting(deadline)
-    while not store.check(["all"]) and time.monotonic() < deadline and not faults:
+    while store.add("joined", 0) < own.world_size and time.monotonic() < deadline:
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
         if time.monotonic() >= next_comparison:
-            before = time.monotonic()
             present = _roster(store)
-            faults = compare(present, skipped)  # two ranks that differ end the start at once, without the missing ones
+            if compare(present):  # two ranks that differ end the start at once, without the missing ones
+                break
             if waiting.is_due():
                 waiting.say(f"waiting for {missing(present)}")
-            next_comparison = time.monotonic() + max(_COMPARE_EVERY, 10 * (time.monotonic() - before))
+            next_comparison = time.monotonic() + _COMPARE_EVERY
     reports = _roster(store)
-    faults = compare(reports, skipped)
-    retryable = not faults
-    absent = missing(reports) if time.monotonic() >= deadline or not faults else ""
+    faults = compare(reports)
+    absent = "" if faults else missing(reports)
     if absent:
         faults.append(
             f"{absent} did not join within {timeout:g} s, {len(reports)} joined: read their logs, and check that they "
             "were started, with the right node rank and master address; where ranks start slowly, raise "
             "FLK_PREFLIGHT_TIMEOUT"
         )
-    store.set("result", json.dumps([faults, retryable, len(reports)]))
-    _raise(store, faults, retryable, len(reports))
+    store.set("result", json.dumps([faults, bool(absent), len(reports)]))
+    _raise(store, faults, bool(absent), len(reports))
     return reports
 
 
-def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, first: bool) -> None:
-    """Wait on every other rank for the result. The ``first`` rank that has joined says that rank 0 is missing."""
+def _follow(store: Any, own: RankReport, timeout: float, deadline: float) -> int:
+    """Wait on every other rank for the result. Returns how many ranks were compared."""
     me = f"rank {own.rank} on node {own.node}"
     try:
-        has_waited = first and not _wait(store, "result", min(SAY_AFTER, deadline - time.monotonic()))
-        if has_waited and not store.check(["leader/node"]):
-            Waiting(deadline).say(f"waiting for rank 0 of {own.world_size}")
-        if not _wait(store, "result", deadline - time.monotonic()):
-            # Rank 0 may have joined last; then its time is not over yet. Only counters are read here: with thousands of
-            # ranks, all their reports read by each of them would be too much for the store.
-            if not store.check(["leader/node"]):
-                raise RendezvousError(
-                    f"rank 0 did not join within {timeout:g} s; {store.add('joined', 0)} of {own.world_size} ranks "
-                    f"joined, one of them {me}: read the log of rank 0, or raise FLK_PREFLIGHT_TIMEOUT if ranks start "
-                    "slowly"
-                )
-            if not _wait(store, "result", timeout + _LINGER):
-                raise RendezvousError(
-                    f"{me} got no result from rank 0 on node {store.get('leader/node').decode()}, which had joined: "
-                    "read the log of rank 0"
-                )
-        faults, retryable, joined = json.loads(store.get("result"))
+        # Only counters are read here: with thousands of ranks, all their reports read by each would be too much.
+        if not _wait(store, "leader is there", deadline - time.monotonic()):
+            raise RendezvousError(
+                f"rank 0 did not join within {timeout:g} s; {store.add('joined', 0)} of {own.world_size} ranks joined, "
+                f"one of them {me}: read the log of rank 0, or raise FLK_PREFLIGHT_TIMEOUT if ranks start slowly"
+            )
+        # Rank 0 may have joined last; then its time is not over yet.
+        if not _wait(store, "result", timeout + _LINGER):
+            raise RuntimeError("it sent no result")
+        faults, may_pass, compared = json.loads(store.get("result"))
     except RuntimeError as error:
         raise RendezvousError(
             f"{me}: rank 0 ended during the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
         ) from error
-    _raise(store, faults, retryable, joined)
+    _raise(store, faults, may_pass, compared)
+    return int(compared)
 
 
-def _raise(store: Any, faults: Sequence[str], retryable: bool, ranks: int) -> None:
+def _raise(store: Any, faults: Sequence[str], may_pass: bool, ranks: int) -> None:
     """Raise the ``faults``, if there are any, once all ranks have read them.
 
     The first rank that ends may end the store and all other ranks.
@@ -120,7 +109,7 @@ def _raise(store: Any, faults: Sequence[str], retryable: bool, ranks: int) -> No
         if store.add("read", 1) >= ranks:
             store.set("all read", "")
         store.wait(["all read"], timedelta(seconds=_LINGER))
-    error: RuntimeFailure = (RendezvousError if retryable else SetupError)("\n".join(faults))
+    error: RuntimeFailure = (RendezvousError if may_pass else SetupError)("\n".join(faults))
     error.everywhere = True
     raise error
 
@@ -137,15 +126,6 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
 def _roster(store: Any) -> list[RankReport]:
     """The reports of the ranks that have joined."""
     return [RankReport.load(line) for line in store.get("roster").splitlines()] if store.check(["roster"]) else []
-
-
-def _too_late(own: RankReport, roster: Sequence[RankReport]) -> str:
-    others = [one for one in roster if one.rank == own.rank and (one.pid, one.node) != (own.pid, own.node)]
-    taken = f"rank {own.rank} is {describe_process(others[0])}" if others else f"{own.world_size} ranks are complete"
-    return (
-        f"rank {own.rank} on node {own.node} (process {own.pid}) joined after all ranks had joined, and {taken}: give "
-        "every process a rank of its own, or end the earlier run that still uses this master's port"
-    )
 
 
 class Waiting:

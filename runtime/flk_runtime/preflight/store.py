@@ -6,7 +6,6 @@ where another program listens at its port. Here each step is tried on its own.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import socket
 import threading
@@ -21,11 +20,14 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
-from flk_runtime.system import host
 
 _ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port
 _RETRY_PORT = 3.0  # seconds that a port in use may take to become free: an earlier attempt's rank 0 may be ending
 _POLL = 0.05  # seconds
+
+
+class _NotAStoreError(OSError):
+    """Something accepted the connection and did not answer as a TCPStore does."""
 
 
 def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
@@ -49,24 +51,16 @@ def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
         interval = min(1.0, interval * 1.5)
 
 
-def serve() -> Any:
-    """A new store at any free port of this node."""
-    return _tcp_store("localhost", 0, _ATTEMPT, serve=True)
-
-
 def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
-    """Serve the store on rank 0, after a check that the other ranks will find it at ``address``.
+    """Serve the store on rank 0, which connects to it as the other ranks do: they must find it at ``address``.
 
-    Raises SetupError where the port is in use or the address is another node's, and RendezvousError where the name does
-    not resolve by the deadline (a time of time.monotonic()).
+    Raises SetupError where the port is in use, and RendezvousError as `connect` does.
     """
-    own = _is_own_name(info, address, port, deadline)
-    server: Any = None
     retry_until = min(deadline, time.monotonic() + _RETRY_PORT)
+    server: Any = None
     while server is None:
         try:
-            left = max(1.0, deadline - time.monotonic())
-            server = _tcp_store(address if own else "localhost", port, left, serve=True)
+            server = _tcp_store("localhost", port, max(1.0, deadline - time.monotonic()), serve=True)
         except RuntimeError as error:
             if time.monotonic() >= retry_until:
                 raise SetupError(
@@ -75,35 +69,11 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
                     "this process a rank of its own if another one is rank 0"
                 ) from error
             time.sleep(_POLL)
-    if own:
-        return server
-    try:
-        client = connect(info, address, port, min(deadline, time.monotonic() + _ATTEMPT))
-    except RendezvousError:
-        raise SetupError(
-            f"rank 0 runs on node {node_name()}, but the master's address {address} is not that node's: set "
-            f"MASTER_ADDR to rank 0's node ({own_address()}), or start rank 0 on {address}"
-        ) from None
+    client = connect(info, address, port, deadline)
     nonce = f"flk/{uuid.uuid4().hex}"
-    server.set(nonce, "")
-    # The address may be a service's that leads to this very store. Else it is another rank 0's: join that one, and the
-    # preflight will report both.
+    server.add(nonce, 1)  # unlike set, it returns when the store has it
+    # The address may lead to another rank 0: join that one, and the preflight will report both.
     return server if client.check([nonce]) else client
-
-
-def own_address() -> str:
-    """An address of this node for other nodes: the default route's source, else the host name's address."""
-    for outside in ("203.0.113.1", "2001:db8::1"):  # reserved for documentation (RFC 5737, RFC 3849); nothing is sent
-        source = host.source_address(outside)
-        if source:
-            return source
-    with contextlib.suppress(OSError):
-        return str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
-    return "127.0.0.1"
-
-
-class _NotAStoreError(OSError):
-    """Something accepted the connection and did not answer as a TCPStore does."""
 
 
 def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) -> Any:
@@ -128,57 +98,33 @@ def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) 
     try:
         result = results.get(timeout=timeout)
     except queue.Empty:
-        raise _NotAStoreError from None
+        raise _NotAStoreError("what accepts connections there does not answer as rank 0's store does") from None
     if isinstance(result, BaseException):
         raise result
     return result
 
 
+# What a failure to connect means, and what to do: the first class that it is of.
+_CAUSES: tuple[tuple[type[Exception], str], ...] = (
+    (
+        socket.gaierror,
+        "the name does not resolve there: check MASTER_ADDR, or set it to the IP address of rank 0's node",
+    ),
+    (
+        ConnectionRefusedError,
+        "nothing listens there: check that rank 0 runs on that host and has not ended, and that MASTER_ADDR and "
+        "MASTER_PORT are the same on all ranks; localhost and 127.0.0.1 are each node's own",
+    ),
+    (_NotAStoreError, "another program uses the port: choose another MASTER_PORT"),
+    (OSError, "check that MASTER_ADDR is an address of rank 0's node, and that the network lets the port through"),
+    (RuntimeError, "another program may use the port: choose another MASTER_PORT"),
+)
+
+
 def _connection_error(info: RankInfo, address: str, port: int, error: Exception) -> str:
-    """One sentence that says which step failed, why, and what to do."""
-    me = f"rank {info.rank} on node {node_name()} did not reach the master {address}:{port}"
-    if isinstance(error, socket.gaierror):
-        return (
-            f"{me}: the name {address} does not resolve there ({error.strerror}); check MASTER_ADDR, or set it to the "
-            "IP address of rank 0's node"
-        )
-    if isinstance(error, ConnectionRefusedError):
-        if info.nodes > 1 and _is_loopback(address):
-            return (
-                f"{me}: {address} is every node's own loopback address, and nothing listens at port {port} there "
-                "(connection refused); set MASTER_ADDR to an address of rank 0's node that the other nodes reach"
-            )
-        return (
-            f"{me}: the host answers, but nothing listens at port {port} (connection refused); check that rank 0 runs "
-            "on that host and has not ended, and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
-        )
-    if isinstance(error, _NotAStoreError):
-        return (
-            f"{me}: something accepts connections there, but it does not answer as rank 0's store does; another "
-            "program uses the port: choose another MASTER_PORT"
-        )
-    if isinstance(error, TimeoutError):
-        return (
-            f"{me}: no answer; the address is wrong, or a firewall between the nodes drops packets to port {port}: "
-            "check MASTER_ADDR, and open the port"
-        )
-    if isinstance(error, OSError):
-        return f"{me}: there is no route to it ({error.strerror or error}); check MASTER_ADDR and the nodes' network"
-    return f"{me}: {str(error).splitlines()[0]}; another program may use the port: choose another MASTER_PORT"
-
-
-def _is_loopback(address: str) -> bool:
-    with contextlib.suppress(OSError):
-        return all(host.is_loopback(str(found[4][0])) for found in socket.getaddrinfo(address, None))
-    return False
-
-
-def _is_own_name(info: RankInfo, address: str, port: int, deadline: float) -> bool:
-    """Whether the master's name resolves to this node. Waits while the name does not resolve yet."""
-    while True:
-        try:
-            return any(host.is_local_address(str(found[4][0])) for found in socket.getaddrinfo(address, port))
-        except socket.gaierror as error:
-            if time.monotonic() >= deadline:
-                raise RendezvousError(_connection_error(info, address, port, error)) from error
-        time.sleep(_POLL)
+    """One sentence that says what failed, why, and what to do."""
+    cause = next(text for kind, text in _CAUSES if isinstance(error, kind))
+    return (
+        f"rank {info.rank} on node {node_name()} did not reach the master {address}:{port} "
+        f"({str(error).splitlines()[0]}): {cause}"
+    )

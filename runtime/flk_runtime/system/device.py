@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import pod_env
 from flk_runtime.contract.quantities import plural
-from flk_runtime.contract.variable import VariableError
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -29,39 +28,29 @@ def select(
     GPU of its own (Slurm's --gpus-per-task), which is cuda:0 for every local rank.
 
     Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
-    use none. The preflight finds processes that share a GPU.
+    use none.
     """
-    try:
-        device = torch.device("cuda" if requested is None else requested)
-    except (RuntimeError, TypeError) as error:
-        raise SetupError(f"device={requested!r} is not a device: {str(error).splitlines()[0]}") from None
-    if device.type != "cuda":
+    device = torch.device("cuda" if requested is None else requested)
+    if device.type != "cuda" or device.index is not None:
         return device
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0 and requested is None:
         requested_gpus = pod_env.GPUS.read(environ)
-        if requested_gpus and "gpu" not in _skipped(environ):
+        if requested_gpus:
             raise SetupError(
                 f"{plural(requested_gpus, 'GPU')} for each pod, but {_why_unusable()}; to train on the "
                 "CPU, pass device='cpu'"
             )
         return torch.device("cpu")
     variable, visible = host.visible_devices(environ)
-    shown = f"{variable}={visible if visible is not None else 'not set'}"
-    if gpus == 0:
-        raise SetupError(f"device={requested!r}: torch {torch.__version__} sees no GPU ({shown})")
-    if device.index is not None:
-        if device.index >= gpus:
-            seen = plural(gpus, "GPU")
-            raise SetupError(f"device={requested!r}: this process sees {seen}, numbered from 0 ({shown})")
-        return device
     if gpus == 1 and visible:
         return torch.device("cuda", 0)  # the only device that the launcher has shown to this process
     if rank_info.local_world_size > gpus:
         raise SetupError(
             f"local rank {rank_info.local_rank} of {rank_info.local_world_size} on a node with {plural(gpus, 'GPU')} "
-            f"({shown}): two processes cannot share a GPU, so start at most {gpus} on each node, or pass device='cpu'"
+            f"({variable}={visible if visible is not None else 'not set'}), and each process needs a GPU of its own: "
+            f"start at most {gpus} on each node, or pass device='cpu'"
         )
     return torch.device("cuda", rank_info.local_rank)
 
@@ -83,23 +72,14 @@ def across_streams() -> Iterator[None]:
     synchronize()
 
 
-def _skipped(environ: Mapping[str, str]) -> frozenset[str]:
-    with contextlib.suppress(VariableError):  # `init` reports it
-        return user_env.PREFLIGHT.read(environ)
-    return frozenset()
-
-
 def _why_unusable() -> str:
     """Why torch sees no GPU: its build, or the driver on the node."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built for the CPU: use an image with a build for its GPUs"
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     reason = "it sees none"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-    return f"torch {torch.__version__}, built for {built}, can use none ({reason}): the driver of the node must fit it"
+    return f"torch {torch.__version__} can use none ({reason}): use an image whose build of torch fits the driver"
 
 
 def backend(device: torch.device) -> str:
@@ -108,13 +88,3 @@ def backend(device: torch.device) -> str:
     With NCCL there is also gloo, for tensors on the CPU: states of random generators.
     """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
-def unique_id(device: torch.device) -> str:
-    """A name that no other GPU has: its UUID. Empty for the CPU."""
-    if device.type != "cuda":
-        return ""
-    visible = (host.visible_devices(os.environ)[1] or "").split(",")
-    if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
-        return visible[0]
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -1,4 +1,7 @@
-"""Facts and operations of this container: CPUs, GPUs, OOM kills, network addresses and ports, child processes."""
+"""Facts and operations of this container: CPUs, GPUs, OOM kills, network addresses and ports, child processes.
+
+Limits are those of version 2 of control groups.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,9 @@ def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """The CPU limit of this container; None: it has none."""
-    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
+    with contextlib.suppress(OSError, ValueError):  # "max 100000" or "150000 100000"
         quota, period = (root / "cpu.max").read_text().split()
         return int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no limit
-        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        return quota_us / period_us if quota_us > 0 else None
     return None
 
 
@@ -75,12 +74,11 @@ def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/de
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of processes of this container that the kernel has killed at the memory limit."""
-    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
-        with contextlib.suppress(OSError):
-            for line in path.read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+    with contextlib.suppress(OSError):
+        for line in (root / "memory.events").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
     return 0
 
 
@@ -89,9 +87,8 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
     if not pod_layout.LINUX:
         return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     total = int(re.search(r"MemTotal:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
-    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroup v2 ("max": none), v1
-        with contextlib.suppress(OSError, ValueError):
-            return min(total, int(path.read_text()))
+    with contextlib.suppress(OSError, ValueError):  # "max": none
+        return min(total, int((root / "memory.max").read_text()))
     return total
 
 
@@ -142,19 +139,8 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6")) -> str:
-    """Name of the network interface that has this IPv4 or IPv6 address, or an empty string.
-
-    ``table`` lists the IPv6 addresses, in hex without colons in the first column, and the interface in the last one.
-    """
-    if ":" in address:
-        with contextlib.suppress(OSError):
-            wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
-            for line in table.read_text().splitlines():
-                words = line.split()
-                if words[0] == wanted:
-                    return words[-1]
-        return ""
+def interface_with_address(address: str) -> str:
+    """Name of the network interface that has this IPv4 address, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -162,17 +148,6 @@ def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6"
                 if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return ""
-
-
-def is_local_address(address: str) -> bool:
-    """Return whether this IPv4 or IPv6 address belongs to this container."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -25,9 +25,7 @@ def derive_seed(*parts: int | str) -> int:
 
 def seed_all(seed: int) -> None:
     """Seed the global generators of Python, NumPy (if it is imported) and torch, on the CPU and on all GPUs."""
-    random.seed(seed)
-    if numpy := _numpy():
-        numpy.random.seed(seed % (1 << 32))
+    seed_cpu(seed)
     torch.manual_seed(seed)
 
 

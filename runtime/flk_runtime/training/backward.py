@@ -117,9 +117,4 @@ def _as_tensor(weight: torch.Tensor | float, device: torch.device) -> torch.Tens
     """``weight`` as float64 of shape (). A tensor is not read by the host, and a number is not copied from it."""
     if not isinstance(weight, torch.Tensor):
         return torch.full((), float(weight), dtype=torch.float64, device=device)
-    if weight.numel() != 1:
-        raise SetupError(
-            f"weight= is a tensor of shape {tuple(weight.shape)}: expected one number, such as the count of the tokens "
-            "that the loss is the mean of"
-        )
     return weight.detach().reshape(()).to(device, torch.float64)

@@ -1,15 +1,13 @@
-"""What a run takes from extensions: packages beside this one, which it finds by name and runs without.
+"""What a run takes from extensions: packages beside this one, which it finds by name.
 
-The core imports none of them. A row of the tables names the module that is imported when a script or a variable asks
-for it, and the protocols say what the core calls.
+The core imports none of them by itself. A row of the tables names the module that is imported when a script or a
+variable asks for it, and the protocols say what the core calls.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import torch
@@ -18,7 +16,7 @@ from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.contract import user_env
 from flk_runtime.contract.options import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
-from flk_runtime.errors import SetupError, setting
+from flk_runtime.errors import setting
 from flk_runtime.parallel import ParallelModel
 from flk_runtime.system import trial
 from flk_runtime.training.process import current
@@ -73,12 +71,6 @@ class Outer(Protocol):
         """The loop of a model whose ``steps`` were made before. Collective."""
 
 
-class OuterOptions(Protocol):
-    """The options of a strategy over several workers, which a script may give in place of its name."""
-
-    strategy: str
-
-
 BeginRecording: TypeAlias = Callable[[Any, CheckpointManager], None]
 """Gives the lines of metrics of a run, by its `RunContext`, to what records them. Collective."""
 
@@ -90,7 +82,7 @@ def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: fl
     """
     if strategy != AUTO:
         return strategy
-    return cast("str", _imported(_CHOOSER, "strategy auto").choose(rank_info, device, timeout))
+    return cast("str", import_module(_CHOOSER).choose(rank_info, device, timeout))
 
 
 def verify(strategy: str, rank_info: RankInfo, timeout: float) -> None:
@@ -100,35 +92,19 @@ def verify(strategy: str, rank_info: RankInfo, timeout: float) -> None:
     SetupError where they cannot be compared.
     """
     if setting(user_env.VERIFY) and not trial.is_trial() and current.training is None:
-        _imported(_VERIFIER, "--verify").verify(strategy, rank_info, timeout)
+        import_module(_VERIFIER).verify(strategy, rank_info, timeout)
 
 
-def outer(strategy: str, options: OuterOptions | None) -> Outer | None:
+def outer(strategy: str, options: Any) -> Outer | None:
     """The strategy of several workers that is named ``strategy``, with ``options`` or the environment's.
 
     None if it is not a strategy of several workers. Raises SetupError.
     """
     if strategy != DILOCO:
         return None
-    return cast("Outer", _imported(_OUTER, "strategy diloco").outer(options))
+    return cast("Outer", import_module(_OUTER).outer(options))
 
 
 def recording(text: str | None) -> BeginRecording | None:
     """What records the lines of metrics besides the log, by ``text`` or the environment. Raises SetupError."""
-    if not (text or user_env.METRICS.read(os.environ) or _is_installed(_RECORDERS)):
-        return None
-    return cast("BeginRecording | None", _imported(_RECORDERS, "metrics").recording(text))
-
-
-def _is_installed(module: str) -> bool:
-    return find_spec(module.partition(".")[0]) is not None
-
-
-def _imported(module: str, user: str) -> Any:
-    """An extension's module. Raises SetupError, which names its ``user``, if the extension is not installed."""
-    if not _is_installed(module):
-        package = module.partition(".")[0]
-        raise SetupError(
-            f"{user} needs the package {package}, which is not beside flk_runtime here: install all of flk"
-        )
-    return import_module(module)
+    return cast("BeginRecording | None", import_module(_RECORDERS).recording(text))

@@ -14,16 +14,11 @@ from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of, roots_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
-from flk_runtime.errors import SetupError
 from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.shared.progress import Phase
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
-from flk_runtime.training.lines import Metrics
-from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.training.step.steps import Steps
 from flk_runtime.training.training import Training
 
 
@@ -35,16 +30,11 @@ class Loop(Training):
 
     def __init__(self, context: RunContext, objects: dict[str, Any], *, owns_group: bool) -> None:
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
-        super().__init__(context, owns_group=owns_group)
         self._objects: dict[str, Any] = {}
         self.is_drawn_for: Callable[[], bool] = lambda: False
         """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
-        self._saves = Saves(context, needs_model=False)
-        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
-        self._steps = Steps(context, self._saves, self._metrics)
-        self._batches = Batches(context, self._steps, self._saves, self._metrics)
-        self._end_with_process()
+        super().__init__(context, owns_group=owns_group, needs_model=False)
         self._register(adapted)
         if self.steps:
             drawn = DRAWN.format(call="flk.adopt", advice="call loop.restore_random_state() before the first batch")
@@ -74,7 +64,7 @@ class Loop(Training):
 
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
-        return [part for thing in filter(_is_module, self._objects.values()) for part in roots_of(thing)]
+        return [part for thing in self._objects.values() if isinstance(thing, nn.Module) for part in roots_of(thing)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
@@ -102,11 +92,6 @@ class Loop(Training):
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, thing in adapted.items():
             self._saves.manager.register(name, thing)
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps so far, including those before a resume."""
-        return self._steps.done
 
     @property
     def should_stop(self) -> bool:
@@ -174,18 +159,6 @@ class Loop(Training):
         """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""
         return self._context.page.during(Phase.EVALUATING)
 
-    def close(self) -> None:
-        """Save what is not saved yet. A second call does nothing. Collective."""
-        if not self.closed:
-            self._steps.close()
-            if self._owns_group:
-                self.barrier()  # no rank leaves while another still communicates
-            self._leave(at_once=False)
-
-
-def _is_module(thing: Any) -> bool:
-    return isinstance(thing, nn.Module)
-
 
 def _joined(thing: Any) -> Any:
     """A list of modules as the parts of one model; any other object as it is."""
@@ -197,11 +170,6 @@ def _part(mesh: Any) -> tuple[int, int] | None:
     """This rank's coordinate in one dimension of a DeviceMesh, and the size of the dimension; None without a mesh."""
     if mesh is None:
         return None
-    if getattr(mesh, "ndim", 0) != 1:
-        raise SetupError(
-            "mesh: expected one dimension of a DeviceMesh, such as mesh['dp']; several can be joined with "
-            "mesh['dp', 'fsdp']._flatten()"
-        )
     return int(mesh.get_local_rank()), int(mesh.size())
 
 

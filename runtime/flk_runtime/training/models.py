@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, cast
@@ -20,7 +19,7 @@ from flk_runtime.checkpoint import (
     placed,
     stateful_of,
 )
-from flk_runtime.distributed import mean_loss, parameters_in, process_group
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
@@ -35,7 +34,7 @@ from flk_runtime.training.elastic import refuse_per_rank
 from flk_runtime.training.lines import Metrics
 from flk_runtime.training.process import current
 from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.agreement import Agreement, check_replicas
+from flk_runtime.training.step.agreement import Agreement
 from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.first_pass import at_first_pass
 from flk_runtime.training.step.steps import Steps
@@ -56,8 +55,6 @@ class Models:
         self._has_registered = self._said_unsaved = False
         self._is_averaged = bool(context.options.outer) or (context.world_size > 1 and communicates)
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
-        if context.world_size > 1 and not communicates:
-            saves.before_save = lambda: check_replicas(self._models.values())
         self.is_held = False
         """Whether backward passes communicate nothing now."""
 
@@ -73,7 +70,7 @@ class Models:
             strategy.check(number)
         if context.options.strategy != "none":
             self._compare(name, options)
-        self._metrics.utilisation.prepare(model)
+        self._metrics.utilisation.watch(model, options.precision.param if options.precision else None)
         parallel = (
             current.planner(model, optimizers, options)
             if current.planner
@@ -88,12 +85,11 @@ class Models:
             )
         )
         self._models[name] = parallel
-        for optimizer in optimizers:
-            self._hand_over(optimizer)
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
             self._frozen |= {parameter for parameter in parallel.parameters().values() if not parameter.requires_grad}
+        for optimizer in optimizers:
+            self._hand_over(optimizer)
         manager.register(name, parallel.state)
-        self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
             manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
@@ -210,47 +206,29 @@ class Models:
         if known:
             return
         hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
-        if self._is_averaged:
-            hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        if self._frozen:
+            hooks.append(optimizer.register_step_pre_hook(self._refuse_frozen))
         self._context.closing.extend(hook.remove for hook in hooks)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Refuse gradients that the strategy does not average, and have closures return the mean loss."""
-        if self._frozen:
-            for parameter in parameters_in(optimizer):
-                if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
-                    raise SetupError(
-                        f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
-                        "parallelize, so its gradient is not averaged and each rank would train its own: freeze "
-                        "parameters after parallelize"
-                    )
-        if not (args[1:] or kwargs):
-            return None
-        return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
+    def _refuse_frozen(self, optimizer: Optimizer, *_: Any) -> None:
+        """Refuse gradients that the strategy does not average."""
+        for parameter in parameters_in(optimizer):
+            if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
+                raise SetupError(
+                    f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
+                    "parallelize, so its gradient is not averaged and each rank would train its own: freeze "
+                    "parameters after parallelize"
+                )
 
     def _compare(self, name: str, options: ParallelOptions) -> None:
-        """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""
+        """Compare the options of `parallelize` across ranks, and the ranks of a node where they are a shard group."""
         strategy, info = self._context.options.strategy, self._context.rank_info
         per_node = STRATEGIES[strategy].replicates and options.shard_size is None
         nodes = {"ranks on this node (pass shard_size where nodes differ)": info.local_world_size} if per_node else {}
         compare_options(f"parallelize of {name}", vars(options) | nodes)
-        in_order = self._context.rank // info.local_world_size == info.node_rank
-        if per_node and not process_group.all_true(in_order)():
-            raise SetupError(
-                f"strategy {strategy} shards a model over the ranks of a node, and here neighbouring ranks are on "
-                "different nodes: number ranks node by node (srun -m block, mpirun --map-by slot), or pass shard_size"
-            )
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
-    for number, optimizer in enumerate(optimizers):
+    for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(optimizer).__name__}")
-        if any(optimizer is other for other in optimizers[:number]):
-            kind = type(optimizer).__name__
-            raise SetupError(f"parallelize was given the same {kind} twice: pass each optimizer once")
-
-
-def _agreed(argument: Any) -> Any:
-    """An argument of a step; of a closure, one that returns the mean loss, by which LBFGS decides on further calls."""
-    return functools.partial(mean_loss, argument) if callable(argument) else argument

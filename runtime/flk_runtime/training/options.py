@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.options import PREFLIGHT_CHECKS, check_interval
+from flk_runtime.contract.options import check_interval
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
@@ -44,54 +43,38 @@ class RunOptions:
     timeout: float = TIMEOUT
     preflight: float = user_env.PREFLIGHT_TIMEOUT.default
     keep_batch: bool = True  # a step of an elastic job has as many samples with fewer ranks as with all
-    skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
-    error: SetupError | None = None  # of the options, if the other ranks are still to be told
 
     @classmethod
-    def read(cls, rank_info: RankInfo, given: dict[str, Any], *, defer_error: bool) -> RunOptions:
-        """Check the arguments ``given`` to `init` and complete them from the environment.
-
-        Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
-        in the preflight check, where there is one.
-        """
-        limit = _seconds(user_env.PREFLIGHT_TIMEOUT) or 0.0
-        skipped = setting(user_env.PREFLIGHT)
-        off = len(skipped) == len(PREFLIGHT_CHECKS)
-        defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
-        try:
-            check_torch()
-            device = devices.select(rank_info, given.get("device"))
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            strategy, outer = _strategy(given.get("strategy"))
-            folder = place_of(given.get("checkpoint"))
-            if trial.is_trial():
-                folder = None
-            if folder and outer and outer.workers > 1:  # they may share a volume
-                folder = f"{folder}/worker-{outer.worker}"
-            timeout = given.get("timeout", TIMEOUT)
-            return cls(
-                strategy=strategy,
-                outer=outer,
-                seed=count("seed", given.get("seed"), user_env.SEED),
-                has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
-                checkpoint=folder,
-                save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
-                store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
-                keep=count("keep", given.get("keep"), user_env.KEEP, 1),
-                log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
-                begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
-                device=device,
-                backend=devices.backend(device),
-                timeout=max(timeout, TIMEOUT) if trial.is_trial() else timeout,
-                preflight=defaults.preflight,
-                keep_batch=pod_env.BATCH.read(os.environ) == "keep",
-                skipped=skipped,
-            )
-        except SetupError as error:
-            if not (defer_error and defaults.preflight and rank_info.world_size > 1):
-                raise
-            return dataclasses.replace(defaults, error=error)
+    def read(cls, rank_info: RankInfo, given: dict[str, Any]) -> RunOptions:
+        """Check the arguments ``given`` to `init` and complete them from the environment. Raises SetupError."""
+        check_torch()
+        device = devices.select(rank_info, given.get("device"))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        strategy, outer = _strategy(given.get("strategy"))
+        folder = place_of(given.get("checkpoint"))
+        if trial.is_trial():
+            folder = None
+        if folder and outer and outer.workers > 1:  # they may share a volume
+            folder = f"{folder}/worker-{outer.worker}"
+        timeout = given.get("timeout", TIMEOUT)
+        return cls(
+            strategy=strategy,
+            outer=outer,
+            seed=count("seed", given.get("seed"), user_env.SEED),
+            has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
+            checkpoint=folder,
+            save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
+            store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
+            keep=count("keep", given.get("keep"), user_env.KEEP, 1),
+            log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
+            begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
+            device=device,
+            backend=devices.backend(device),
+            timeout=max(timeout, TIMEOUT) if trial.is_trial() else timeout,
+            preflight=setting(user_env.PREFLIGHT_TIMEOUT) if setting(user_env.PREFLIGHT) == "on" else 0.0,
+            keep_batch=pod_env.BATCH.read(os.environ) == "keep",
+        )
 
 
 def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
@@ -99,7 +82,7 @@ def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.fspath(checkpoint) if checkpoint else user_env.CHECKPOINT.read(os.environ) or None
 
 
-def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensions.Outer | None]:
+def _strategy(given: Any) -> tuple[str, extensions.Outer | None]:
     """The strategy of the ranks of the process group, and the one over several groups, if there is one."""
     options = None if isinstance(given, str | None) else given
     name = given if isinstance(given, str | None) else getattr(given, "strategy", None)
@@ -110,14 +93,6 @@ def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensi
         return ("ddp" if strategy == "ddp" else "none"), None  # scripts may use the attributes of its wrapper
     outer = extensions.outer(strategy, options)
     return (outer.inner if outer else strategy), outer
-
-
-def _seconds(variable: Variable[Any]) -> float | None:
-    """A duration in seconds from a variable; None if it has none."""
-    value: float | None = setting(variable)
-    if value is not None and not 0 <= value < float("inf"):
-        raise SetupError(f"{variable}={value}: expected a finite number of seconds, 0 or more")
-    return value
 
 
 def interval(name: str, value: int | None, variable: Variable[Any]) -> int | None:

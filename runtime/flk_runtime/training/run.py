@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,12 +17,8 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.parallel import ParallelArgs, ParallelOptions
 from flk_runtime.training.backward import Backward
 from flk_runtime.training.context import RunContext
-from flk_runtime.training.lines import Metrics
 from flk_runtime.training.models import Models
 from flk_runtime.training.options import RunOptions
-from flk_runtime.training.saves import Saves
-from flk_runtime.training.step.batches import Batches
-from flk_runtime.training.step.steps import Steps
 from flk_runtime.training.training import Training
 
 if TYPE_CHECKING:
@@ -39,27 +34,12 @@ class Run(Training):
     """
 
     def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
-        """The process group is open. ``owns_group``: `close` destroys it. Collective."""
         self.arguments: dict[str, Any] = {}
         """Those of `init`."""
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)
-        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
-        self._saves = Saves(context)
-        self._steps = Steps(context, self._saves, self._metrics)
-        self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._models = Models(context, self._steps, self._saves, self._metrics, self._batches)
         self._backward = Backward(context, self._models, self._batches)
-        self._end_with_process()
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps so far, including those before a resume."""
-        return self._steps.done
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._steps.go_on_after(steps)
 
     @overload
     def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...
@@ -166,14 +146,6 @@ class Run(Training):
         chosen = LoaderOptions(batch_size, split=split, of_torch=options)
         return self._batches.make_evaluation(dataset, chosen)
 
-    @property
-    def accumulation(self) -> int:
-        """Number of micro-batches of the latest batch; the same on all ranks.
-
-        Raises SetupError if it differs between the loaders of the step.
-        """
-        return self._batches.accumulation
-
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """Yield the micro-batches of ``batch``, which a loader with ``accumulate=`` gave.
 
@@ -253,10 +225,3 @@ class Run(Training):
     def flops_per_step(self) -> float | None:
         """FLOPs of a step's passes, of all ranks together. None before the first line, and where flk cannot count."""
         return self._metrics.utilisation.flops_per_step
-
-    def close(self) -> None:
-        """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
-        if not self.closed:
-            self._steps.close()
-            dist.barrier()  # no rank leaves while another still communicates: leaving does not wait for its threads
-            self._leave(at_once=False)

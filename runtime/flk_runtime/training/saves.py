@@ -57,20 +57,16 @@ class Saves:
                 in_memory=in_memory,
             ),
             context.print,
-            self._note_saved,
-            self._note_stored,
+            lambda step: setattr(context.page, "saved", step),
+            lambda step: setattr(context.page, "stored", step),
         )
         self.manager.restored_by_script = self._place.restored
         given.trainings += 1
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
-        self._keep, self._store = options.save_every, options.store_every
-        if self._store is not None and not self.manager.has_storage:
-            self._store = None
-            context.say("store_every has no effect, since there is no storage for checkpoints")
-        elif self._store is not None and not self.manager.keeps_in_memory:
-            context.say("no checkpoints in memory here: store_every says how often one is saved")
+        self._keep = options.save_every
+        self._store = options.store_every if self.manager.has_storage else None
         self.note_beginning(self.manager.steps, self.manager.source)
 
     def begin_at(self, steps: int) -> None:
@@ -124,12 +120,6 @@ class Saves:
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
         self.manager.wait()
-
-    def _note_saved(self, step: int) -> None:
-        self._context.page.saved = step
-
-    def _note_stored(self, step: int) -> None:
-        self._context.page.stored = step
 
 
 def _metadata(strategy: str) -> dict[str, str]:

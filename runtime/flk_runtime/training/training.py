@@ -14,7 +14,9 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import rng
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.ending import complete_at_the_end, end_write, ends_without_failure, forget
+from flk_runtime.training.lines import Metrics
 from flk_runtime.training.saves import Saves
+from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.steps import Steps
 
 if TYPE_CHECKING:
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
 class Training:
     """This rank's side of a training, of which `Run` and `Loop` are the two kinds."""
 
-    _saves: Saves
-    _steps: Steps
-
-    def __init__(self, context: RunContext, *, owns_group: bool) -> None:
+    def __init__(self, context: RunContext, *, owns_group: bool, needs_model: bool = True) -> None:
+        """The process group is open; `close` destroys it if ``owns_group``. ``needs_model``: of `Saves`. Collective."""
         info, options = context.rank_info, context.options
         self.rank_info, self.attempt = info, info.attempt
         self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size
@@ -38,6 +38,18 @@ class Training:
         self._context, self._owns_group = context, owns_group
         # What follows draws alike in each attempt, and on all ranks, however far this training has drawn.
         context.closing.append(lambda: rng.seed_all(rng.seed_of_next(options.seed)))
+        self._metrics = Metrics(options.device, context.world_size, context.page, context.say)
+        self._saves = Saves(context, needs_model=needs_model)
+        self._steps = Steps(context, self._saves, self._metrics)
+        self._batches = Batches(context, self._steps, self._saves, self._metrics)
+        # The end of the process waits for writes, and leaves, if nothing closes this training before.
+        complete_at_the_end(self._saves.manager, self)
+        context.closing.append(lambda: forget(self._saves.manager))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, including those before a resume."""
+        return self._steps.done
 
     @property
     def manager(self) -> CheckpointManager:
@@ -66,7 +78,7 @@ class Training:
 
         A rank gives one value, or several as a sequence or a tensor, also none; and one weight for all of them or as
         many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
-        if all weights are 0. Raises SetupError for another number of weights.
+        if all weights are 0.
         """
         return process_group.mean(value, weight)
 
@@ -86,18 +98,20 @@ class Training:
         self._saves.save(self._steps.done, wait=wait)
 
     def close(self) -> None:
-        """Save what is not saved yet, and leave. A second call does nothing. Collective."""
-        raise NotImplementedError
+        """Save what is not saved yet, and destroy the process group if flk has opened it. A second call does nothing.
+
+        Collective.
+        """
+        if not self.closed:
+            self._steps.close()
+            if self._owns_group:
+                self.barrier()  # no rank leaves while another still communicates
+            self._leave(at_once=False)
 
     def abandon(self) -> None:
         """Leave without saving and without waiting for other ranks, which may have died."""
         if not self.closed:
             self._leave(at_once=True)
-
-    def _end_with_process(self) -> None:
-        """Have the end of the process wait for writes, and leave, if nothing closes this training before."""
-        complete_at_the_end(self._saves.manager, self)
-        self._context.closing.append(lambda: forget(self._saves.manager))
 
     def end_step(self) -> None:
         """Save what the latest step has made due, at the end of the process: no batch is drawn any more. Collective."""

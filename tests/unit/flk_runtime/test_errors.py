@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.contract.failure import Kind, Retry
-from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import (
     DiscoveryError,
     MismatchError,
@@ -37,7 +35,6 @@ from flk_runtime.errors import (
 )
 from flk_runtime.launcher.processes import rank_process
 from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
-from flk_runtime.preflight import bootstrap
 from flk_runtime.shared import failure_report, memory_messages
 from flk_runtime.shared.failure_report import describe
 from flk_runtime.shared.shard_file import ShardError, ShardHeader
@@ -131,14 +128,6 @@ def test_a_launcher_that_does_not_answer_about_memory_may_pass(tmp_path: Path) -
     assert describe(raised.value)["kind"] is Kind.STORAGE
 
 
-class SilentStore:
-    """A store of torchrun's in which rank 0 does not answer."""
-
-    def append(self, key: str, value: str) -> None: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        raise RuntimeError("wait timeout")
-
-
 @pytest.mark.parametrize(
     ("raises", "error", "cause"),
     [
@@ -147,11 +136,6 @@ class SilentStore:
             lambda folder: ShardStore(folder, 1 << 20)._fallocate(folder / "none" / "file", 64),
             NoRoomError,
             FileNotFoundError,
-        ),
-        (
-            lambda folder: bootstrap._attempt_prefix(SilentStore(), RankInfo(rank=1, world_size=2), ("a", 1), 0.0),
-            RendezvousError,
-            RuntimeError,
         ),
     ],
 )

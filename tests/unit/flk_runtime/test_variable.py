@@ -36,7 +36,6 @@ def test_a_default_is_a_value_that_its_variable_may_have(row: Variable[Any]) -> 
         (user_env.SAVE_EVERY, "10", 10),
         (user_env.MEMORY_LIMIT, "1.5Ki", 1536),
         (user_env.MEMORY_LIMIT, "0", 0),
-        (user_env.PREFLIGHT, "-shm", frozenset({"shm"})),
     ],
 )
 def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:

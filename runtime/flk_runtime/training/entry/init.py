@@ -20,7 +20,7 @@ from flk_runtime.training.run import Run
 
 def init(
     *,
-    strategy: str | extensions.OuterOptions | None = None,
+    strategy: Any = None,
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
@@ -63,7 +63,7 @@ def init(
     - ``timeout``: seconds that a collective may take. $FLK_PREFLIGHT_TIMEOUT and $FLK_PREFLIGHT are for the ranks'
       comparison before the group opens.
 
-    Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
+    Raises SetupError if an argument or a variable is wrong, and on all ranks if their environments do not match:
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
     CheckpointError if rank 0 cannot use the checkpoint folder.
     """

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import differing, find_difference, first_far, has_fsdp1, parameters_in
+from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
 from flk_runtime.system.bits import is_compared
@@ -85,29 +85,10 @@ def _beside(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) ->
 
 
 def _text(value: Any) -> str:
-    """A hyperparameter as text; of values that are no numbers, texts or tuples of these only the type."""
+    """A hyperparameter as text; of values that are no numbers, texts, tuples or lists only the type."""
     if isinstance(value, torch.Tensor):
         return repr(value.detach().double().tolist()) if value.numel() == 1 else f"a tensor {tuple(value.shape)}"
-    if isinstance(value, (tuple, list)):
-        return repr([_text(item) for item in value])
-    return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
-
-
-def check_replicas(models: Iterable[ParallelModel]) -> None:
-    """Raise SetupError if whole parameters differ between ranks: a checkpoint has rank 0's. Collective.
-
-    In each save, with advice for strategy none. In some saves the checkpoint manager compares all that optimizers hold,
-    since not every script has models of parallelize. It finds these parameters alike.
-    """
-    for model in models:
-        if has_fsdp1(model.module):
-            continue
-        whole = {name: parameter.detach() for name, parameter in model.trained().items() if not is_sharded(parameter)}
-        if name := first_far(whole, dist.group.WORLD):
-            raise SetupError(
-                f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
-                "them equal before a save, or keep each rank's own with flk.adopt(model=flk.per_rank(model))"
-            )
+    return repr(value) if isinstance(value, (int, float, str, tuple, list, type(None))) else type(value).__name__
 
 
 def _compare_parameters(model: ParallelModel) -> None:

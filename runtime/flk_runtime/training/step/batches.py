@@ -48,7 +48,6 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
-        self._said_not_saved = False
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
@@ -103,12 +102,6 @@ class Batches(LoaderEvents):
         loader.is_saved = saved
         if saved:
             manager.register(name, loader)
-        elif not self._said_not_saved:
-            self._said_not_saved = True
-            context.say(
-                f"{name!r} was made after the first step without a name=, so its position is not saved, as is right "
-                "for an evaluation"
-            )
         return loader
 
     def make_evaluation(self, dataset: Any, options: LoaderOptions) -> EvaluationLoader:
@@ -178,11 +171,6 @@ class Batches(LoaderEvents):
                 "no loader of run.loader has given a batch to the first step after the restart: the position in the "
                 "script's own data is in no checkpoint, and they begin where the script begins them"
             )
-
-    @property
-    def accumulation(self) -> int:
-        """The number of micro-batches of the latest batch."""
-        return self._only(lambda share: share.pieces)
 
     def weight(self) -> float:
         """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""

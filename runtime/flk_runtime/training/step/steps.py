@@ -44,13 +44,6 @@ class Steps:
         self.outer = outer
         self.done = outer.begin(self.done)
 
-    def go_on_after(self, steps: int) -> None:
-        """Count on from so many steps. Before the first one, the script has restored a state of its own."""
-        self.done = steps
-        self._next_line = self._saves.due = 0
-        if not self.began:
-            self._saves.note_beginning(steps)
-
     def tell_total(self, total: int) -> None:
         """Print how many steps the whole job has, if lines of metrics follow: readers see what is left from it."""
         if self._log_every and total > max(self._total, self.done + self._log_every):

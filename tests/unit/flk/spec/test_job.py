@@ -70,7 +70,6 @@ def error_of(**fields: Any) -> UsageError:
         ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
         ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: A is in env too"),
-        ({"env": {"FLK_PREFLIGHT": "-x"}}, "flk.yaml: env.FLK_PREFLIGHT: '-x' is not on, off, or a minus sign and one of world-size, torch, flk, code, backend, strategy, seed, gpu, local-rank, shm, options, health"),  # noqa: E501
         ({"secrets": {"A": "s"}}, "flk.yaml: secrets.A: must be SECRET:KEY, the name of a Secret and a key in it"),
         ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be one of PVC:/PATH[:ro], nfs://SERVER/PATH:/PATH[:ro], secret:NAME:/PATH, configmap:NAME:/PATH, hostpath:/PATH:/PATH[:ro] (is 'data')"),  # noqa: E501
         ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two volumes are mounted at /x"),

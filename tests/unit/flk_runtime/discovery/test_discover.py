@@ -136,8 +136,9 @@ def test_a_pod_of_an_operator_without_a_launcher(
 
 
 def test_horovod() -> None:
-    assert discover(HOROVOD) == RankInfo(3, 1, 4, 2, 1, "horovod", None, 0, 2)
-    assert discover({**HOROVOD, **MEETING}).master == ("10.0.0.7", 29501)
+    assert discover({**HOROVOD, **MEETING}) == RankInfo(3, 1, 4, 2, 1, "horovod", ("10.0.0.7", 29501), 0, 2)
+    with pytest.raises(DiscoveryError, match="MASTER_ADDR must be set together with HOROVOD_RANK=3"):
+        discover(HOROVOD)
     # `horovodrun --mpi` is mpirun: no HOROVOD_RANK, but settings of Horovod's.
     assert discover({**OPENMPI, "HOROVOD_FUSION_THRESHOLD": "0"}).launcher == "openmpi"
     one_node = {**HOROVOD, "HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "4"}
@@ -247,7 +248,8 @@ def test_variables_written_down_once_more_change_nothing() -> None:
     assert discover({**SLURM, "WORLD_SIZE": "7"}).launcher == "slurm"
     # srun --mpi=pmi2 numbers the tasks for MPI as well.
     assert discover({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7", "PMI_FD": "9"}) == discover(SLURM)
-    assert discover({**HOROVOD, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}) == discover(HOROVOD)
+    horovod = {**HOROVOD, **MEETING}
+    assert discover({**horovod, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}) == discover(horovod)
 
 
 def test_a_launcher_that_another_started_once_per_node() -> None:
@@ -260,9 +262,9 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
     assert info == RankInfo(5, 1, 6, 2, 2, "openmpi", info.master, 0, 3)
     assert info.master
     assert info.master[0] == "gpu05", "the first host of the job, not of the step"
-    # srun -n 1 horovodrun -np 4; a wrapper of one's own in each pod of an operator.
+    # srun -n 1 mpiexec -n 4; a wrapper of one's own in each pod of an operator.
     one = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
-    assert discover({**one, **HOROVOD}) == discover(HOROVOD)
+    assert discover({**one, **MPICH, **MEETING}) == discover({**MPICH, **MEETING})
     assert discover({**one, **TORCHRUN}) == discover(TORCHRUN)
     assert discover({**TRAINER, **MPICH, **MEETING}) == discover({**MPICH, **MEETING})
 
@@ -280,7 +282,7 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
         ({**SLURM, "LOCAL_RANK": "0"}, ["LOCAL_RANK=0", "SLURM_LOCALID=1"]),
         ({**SLURM, "WORLD_SIZE": "1"}, ["WORLD_SIZE=1", "SLURM_PROCID=5"]),
         ({**OPENMPI, **MPICH}, ["OMPI_COMM_WORLD_LOCAL_RANK=3", "MPI_LOCALRANKID=1"]),
-        ({**HOROVOD, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, ["HOROVOD_RANK=3", "OMPI_COMM_WORLD"]),
+        ({**HOROVOD, **MEETING, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, ["HOROVOD_RANK=3", "OMPI_"]),
         ({**OPENMPI, "RANK": "3", "WORLD_SIZE": "8"}, ["WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE=4"]),
         # Ranks on as many nodes as Slurm has tasks would be four at least.
         ({**SLURM, **OPENMPI, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_LOCALID": "0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -55,14 +54,3 @@ def test_a_parameter_that_a_script_puts_into_a_group_itself_is_averaged(make: An
     passes(*parameters)
     optimizer.step()
     assert parameters[2].tolist() == [-0.5, -0.5]
-
-
-def test_a_script_may_set_state_and_groups(make: Any, parameters: Any) -> None:
-    optimizer = make(parameters)
-    inner = optimizer._optimizer
-    state: dict[Any, Any] = collections.defaultdict(dict)
-    optimizer.state = state
-    optimizer.param_groups = groups = [{**optimizer.param_groups[0], "lr": 2.0}]
-    assert inner.state is state
-    assert inner.param_groups is groups
-    assert optimizer.param_groups is groups

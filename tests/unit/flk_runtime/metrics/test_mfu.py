@@ -138,7 +138,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def meter(model: nn.Module, said: list[str], world_size: int = 1, dtype: torch.dtype | None = None) -> mfu.Meter:
     made = mfu.Meter(torch.device("cpu"), world_size, said.append)
-    made.prepare(model)
     made.watch(model, dtype)
     return made
 
@@ -230,7 +229,6 @@ def test_an_unknown_gpu_is_named_once(clock: Clock, monkeypatch: pytest.MonkeyPa
     model = nn.Linear(4, 4)
     said: list[str] = []
     measured = mfu.Meter(torch.device("cuda", 0), 1, said.append)
-    measured.prepare(model)
     measured.watch(model, torch.bfloat16)
     model(torch.zeros(2, 4))
     measured.begin()
@@ -240,3 +238,12 @@ def test_an_unknown_gpu_is_named_once(clock: Clock, monkeypatch: pytest.MonkeyPa
         measured.steps += 1
     assert measured.read() is None
     assert said == ["no mfu: the peak of NVIDIA Z9000 in bfloat16 is not known"]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_run_with_several_models_has_none() -> None:
+    measured = meter(nn.Linear(4, 4), said := [])
+    measured.watch(nn.Linear(4, 4))
+    assert said == ["no mfu: it is measured for a single model, and the run has several"]
+    measured.begin()
+    assert measured.read() is None

@@ -11,7 +11,6 @@ from flk_runtime import preflight
 from flk_runtime.check import must_launch_ranks, summary
 from flk_runtime.preflight import RankReport, report
 
-GIB = 1 << 30
 NCCL = "cpu:gloo,cuda:nccl"
 
 
@@ -20,10 +19,9 @@ def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[RankReport]:
     return [
         RankReport(
             **{
-                "rank": rank, "world_size": nodes * size, "local_rank": rank % size, "local_world_size": size,
-                "node_rank": rank // size, "node": f"n{rank // size}", "network": f"boot {rank // size}",
+                "rank": rank, "world_size": nodes * size, "local_world_size": size, "node": f"n{rank // size}",
                 "pid": 100 + rank, "torch": "2.13.0", "flk": "0.1.0", "code": "train.py abc", "backend": "gloo",
-                "strategy": "ddp", "shm": GIB,
+                "strategy": "ddp",
             }
             | {name: value(rank) if callable(value) else value for name, value in fields.items()}
         )
@@ -38,7 +36,7 @@ def changed(ranks: list[RankReport], rank: int, **fields: Any) -> list[RankRepor
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (4096, 1)])
 def test_ranks_without_a_fault(nodes: int, size: int) -> None:
     ranks = world(nodes, size)
-    assert (preflight.compare(ranks), preflight.missing(ranks), preflight.warning(ranks)) == ([], "", "")
+    assert (preflight.compare(ranks), preflight.missing(ranks)) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -67,39 +65,11 @@ def test_ranks_without_a_fault(nodes: int, size: int) -> None:
             changed(world(), 1, seed=3),
             ["2 seeds: 0 on rank 0 on node n0, ranks 2-3 on node n1, 3 on rank 1 on node n0"],
         ),
-        (
-            world(backend=NCCL, gpu=lambda rank: f"GPU-{rank // 2}"),
-            [
-                "ranks 0-1 on node n0 share one GPU (GPU-0), and NCCL needs one for each rank: start",
-                "ranks 2-3 on node n1 share one GPU (GPU-1)",
-            ],
-        ),
-        (
-            world(backend=NCCL, shm=64 << 20),
-            ["/dev/shm has 64 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1, and NCCL needs more for 2 ranks on a"],
-        ),
-        (
-            changed(world(), 1, local_rank=0),
-            ["ranks 0-1 on node n0 are all local rank 0 of one node: give each process"],
-        ),
-        (
-            changed(changed(world(), 1, problem="no GPU", code=""), 3, problem="no GPU"),
-            ["rank 1 on node n0, rank 3 on node n1: no GPU"],
-        ),
     ],
 )
 def test_a_fault_is_one_sentence_with_rank_node_and_cure(ranks: list[RankReport], words: list[str]) -> None:
     faults = preflight.compare(ranks)
     assert [fault[: len(word)] for fault, word in zip(faults, words, strict=True)] == words
-
-
-def test_what_looks_like_a_fault_and_is_none() -> None:
-    # torchrun --virtual-local-rank: every process is local rank 0 of the one GPU that it sees.
-    assert preflight.compare(world(backend=NCCL, local_rank=0, gpu=lambda rank: f"GPU-{rank}")) == []
-    # Under gloo, ranks may share a GPU.
-    assert preflight.compare(world(gpu="GPU-0")) == []
-    # NCCL uses shared memory between ranks of a node only.
-    assert preflight.compare(world(2, 1, backend=NCCL, shm=64 << 20)) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +85,7 @@ def test_missing_ranks_are_named(ranks: list[RankReport], words: str) -> None:
 
 
 def test_sentences_stay_short_however_many_ranks_there_are() -> None:
-    ranks = world(1000, 8, torch=lambda rank: f"2.{rank % 3}", gpu="one", backend=NCCL)
+    ranks = world(1000, 8, torch=lambda rank: f"2.{rank % 3}")
     faults = preflight.compare([one for one in ranks if one.rank % 7] * 2)
     assert len(faults) < 15
     assert max(map(len, faults)) < 700
@@ -125,18 +95,6 @@ def test_sentences_stay_short_however_many_ranks_there_are() -> None:
     absent = preflight.missing([one for one in ranks if one.rank % 7])
     assert absent.startswith("ranks 0, 7, 14, 21, 28, 35, 42, 49 and 1135 more of 8000")
     assert len(absent) < 300
-
-
-def test_shared_memory_that_is_too_small_for_workers_is_a_warning() -> None:
-    assert preflight.warning(world(shm=64 << 20)) == ""  # what docker gives is enough without workers
-    line = preflight.warning(changed(world(), 1, shm=1 << 20))
-    assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: DataLoader workers will fail")
-
-
-def test_a_report_is_one_line() -> None:
-    for one in world(problem="a\nb"):
-        assert "\n" not in one.dump()
-        assert RankReport.load(one.dump()) == one
 
 
 def test_the_version_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +116,9 @@ def test_the_name_of_a_node() -> None:
 def test_summary_of_the_check() -> None:
     lines = summary(world(1000, 8, device="cuda:0"), 1.25, 0.5)
     assert lines[0] == "ranks     8000 on 1000 nodes, launcher: "
-    assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0, /dev/shm 1,024 MiB"
+    assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0"
     assert lines[-3:] == [
-        "          … and 984 more nodes",
+        "node      n999: 8 ranks from rank 7992, cuda:0",
         "start     1.250 s to open the process group, 0.500 s for the first all-reduce",
         "ok",
     ]

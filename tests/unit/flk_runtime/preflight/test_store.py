@@ -18,13 +18,11 @@ INFO = RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=2, nodes=2)
 @pytest.mark.parametrize(
     ("address", "error", "said"),
     [
-        ("gpt-0", socket.gaierror(-2, "unknown"), "does not resolve there (unknown)"),
-        ("192.0.2.1", ConnectionRefusedError(), "the host answers, but nothing listens at port 29500"),
-        ("127.0.0.1", ConnectionRefusedError(), "every node's own loopback address"),
-        ("192.0.2.1", store._NotAStoreError(), "choose another MASTER_PORT"),
-        ("192.0.2.1", TimeoutError(), "a firewall between the nodes drops packets"),
-        ("192.0.2.1", OSError(113, "No route to host"), "there is no route to it (No route to host)"),
-        ("192.0.2.1", RuntimeError("bad magic\nmore"), "bad magic; another program may use the port"),
+        ("gpt-0", socket.gaierror(-2, "unknown"), "([Errno -2] unknown): the name does not resolve there"),
+        ("192.0.2.1", ConnectionRefusedError("refused"), "(refused): nothing listens there"),
+        ("192.0.2.1", store._NotAStoreError("no answer"), "(no answer): another program uses the port"),
+        ("192.0.2.1", TimeoutError("timed out"), "(timed out): check that MASTER_ADDR is an address of rank 0's node"),
+        ("192.0.2.1", RuntimeError("bad magic\nmore"), "(bad magic): another program may use the port"),
     ],
 )
 def test_each_failure_has_its_own_sentence(
@@ -37,5 +35,4 @@ def test_each_failure_has_its_own_sentence(
     with pytest.raises(RendezvousError) as raised:
         store.connect(INFO, address, 29500, time.monotonic())
     assert str(raised.value).startswith("rank 3 on node ")
-    assert f"did not reach the master {address}:29500: " in str(raised.value)
-    assert said in str(raised.value)
+    assert f"did not reach the master {address}:29500 {said}" in str(raised.value)

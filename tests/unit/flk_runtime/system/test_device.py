@@ -40,12 +40,16 @@ def test_the_device_of_a_rank(
 @pytest.mark.parametrize(
     ("local_rank", "size", "gpus", "requested", "words"),
     [
-        (1, 2, 1, None, "local rank 1 of 2 on a node with 1 GPU (CUDA_VISIBLE_DEVICES=not set): two processes"),
+        (
+            1,
+            2,
+            1,
+            None,
+            "local rank 1 of 2 on a node with 1 GPU (CUDA_VISIBLE_DEVICES=not set), and each process needs",
+        ),
         (0, 2, 1, None, "local rank 0 of 2 on a node with 1 GPU"),  # not only the one that finds no GPU
         (5, 8, 4, "cuda", "local rank 5 of 8 on a node with 4 GPUs"),
-        (0, 1, 0, "cuda", "sees no GPU (CUDA_VISIBLE_DEVICES=not set)"),
-        (0, 1, 2, "cuda:2", "this process sees 2 GPUs, numbered from 0"),
-        (0, 1, 2, "gpu", "device='gpu' is not a device"),
+        (0, 1, 0, "cuda", "on a node with 0 GPUs (CUDA_VISIBLE_DEVICES=not set)"),
     ],
 )
 def test_too_few_gpus_are_refused_with_the_reason(
@@ -67,8 +71,7 @@ def test_one_gpu_that_a_launcher_has_shown_is_the_first(variable: str) -> None:
 def test_gpus_that_were_requested_and_cannot_be_used_are_an_error() -> None:
     with pytest.raises(SetupError, match="8 GPUs for each pod, but torch "):
         device.select(rank_info(), gpus=0, environ={"FLK_GPUS": "8"})
-    for environ in ({"FLK_GPUS": "0"}, {"FLK_GPUS": "8", "FLK_PREFLIGHT": "-gpu"}):
-        assert device.select(rank_info(), gpus=0, environ=environ) == torch.device("cpu")
+    assert device.select(rank_info(), gpus=0, environ={"FLK_GPUS": "0"}) == torch.device("cpu")
     assert device.select(rank_info(), "cpu", gpus=0, environ={"FLK_GPUS": "8"}) == torch.device("cpu")
 
 
@@ -83,4 +86,3 @@ def test_all_streams_are_waited_for_before_and_after_a_block(monkeypatch: pytest
 def test_backends() -> None:
     assert device.backend(torch.device("cpu")) == "gloo"
     assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
-    assert device.unique_id(torch.device("cpu")) == ""

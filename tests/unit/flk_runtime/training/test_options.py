@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -16,15 +15,13 @@ from flk_runtime.training.options import TIMEOUT, RunOptions
 def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any) -> RunOptions:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return RunOptions.read(discover(), {"device": "cpu", **given}, defer_error=False)
+    return RunOptions.read(discover(), {"device": "cpu", **given})
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"FLK_SEED": "3", "FLK_KEEP": "5", "FLK_SAVE_EVERY": "7", "FLK_CHECKPOINT": "/there"}
     found = read(environment, monkeypatch, seed=4, keep=0)
     assert (found.seed, found.keep, found.save_every, found.checkpoint) == (4, 1, 7, "/there")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.seed = 5  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.training.lines import Lines
 from flk_runtime.training.models import Models
-from flk_runtime.training.run import Run
 from flk_runtime.training.saves import Saves
 from flk_runtime.training.step.batches import Batches
 from flk_runtime.training.step.steps import Steps
@@ -72,19 +71,7 @@ def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() 
     assert (page.restored, SOURCES[page.restored_from]) == (7, "")
 
 
-def test_a_run_whose_script_sets_the_steps_before_the_first_one_tells_where_it_begins() -> None:
-    run, steps, saves = object.__new__(Run), object.__new__(Steps), object.__new__(Saves)
-    page = ProgressPage.private()
-    saves._context = SimpleNamespace(page=page)  # type: ignore[assignment]
-    run._steps, steps._saves, steps.began = steps, saves, False
-    run.steps = 99
-    assert (run.steps, page.restored) == (99, 99)
-    steps.began = True
-    run.steps = 120
-    assert (run.steps, page.restored) == (120, 99)
-
-
-def test_lines_and_saves_are_asked_for_when_they_are_due_and_anew_when_the_script_sets_the_steps() -> None:
+def test_lines_and_saves_are_asked_for_when_they_are_due() -> None:
     context: Any = SimpleNamespace(
         options=SimpleNamespace(log_every=10, begin_recording=None), page=ProgressPage.private()
     )
@@ -106,9 +93,6 @@ def test_lines_and_saves_are_asked_for_when_they_are_due_and_anew_when_the_scrip
 
     train(25)
     assert (printed, asked) == ([10, 20], [1, *range(15, 26)])
-    steps.go_on_after(4)
-    train(11)
-    assert (printed, asked[-1]) == ([10, 20, 10], 5)
 
 
 def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_is_due() -> None:
@@ -199,7 +183,7 @@ def test_an_evaluation_before_the_first_step_draws_none_of_the_training() -> Non
 def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
     models, optimizer = object.__new__(Models), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     models._context, models._batches = MagicMock(closing=[]), MagicMock()
-    models._optimizers, models._is_averaged = {}, False
+    models._optimizers, models._frozen = {}, set()
     models._hand_over(optimizer), models._hand_over(optimizer)
     optimizer.step()
     assert models._batches.passed.call_count == 1
