@@ -17,7 +17,8 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
 from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
-from flk_runtime.launcher.hangs.detector import HangDetector, PhaseLimits, Stragglers
+from flk_runtime.launcher.hangs import detector
+from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.replication.plan import MemoryPlans
@@ -79,13 +80,15 @@ class Leader:
         self._record: JobRecord | None = None  # of a job that has ended
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
-            PhaseLimits(settings.hang_timeout),
+            settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
-            request=lambda pod, number: send([pod], messages.StacksRequested(number)),
-            answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
-            show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
-            log=log,
-            compare=telemetry.compare if telemetry else None,
+            detector.Actions(
+                request=lambda pod, number: send([pod], messages.StacksRequested(number)),
+                answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
+                show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
+                log=log,
+                compare=telemetry.compare if telemetry else lambda *_: None,
+            ),
         )
         self._start_joining(now)
 
