@@ -395,7 +395,7 @@ class Agent:
         """Note a failure of this pod, and report it to the leader while the attempt runs."""
         attempt.failures.append(failure)
         if self.phase is _Phase.RUNNING:
-            self.member.report_failure(attempt.started, failure)
+            self.member.send(messages.FailureReport(attempt.started.number, failure))
 
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
@@ -410,7 +410,8 @@ class Agent:
             return
         message = f"received {signal.Signals(number).name}"
         if self.stop.by_user:
-            self.member.report_failure(running.started, replace(self.ranks.new_failure(Kind.LOST), message=message))
+            failure = replace(self.ranks.new_failure(Kind.LOST), message=message)
+            self.member.send(messages.FailureReport(running.started.number, failure))
             self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
         else:
             self.ranks.kill_within(self.settings.grace)

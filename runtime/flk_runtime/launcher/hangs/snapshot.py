@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import observer
 from flk_runtime.shared.observer import Pending
-from flk_runtime.wire import MessageError
 
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
@@ -187,13 +186,11 @@ def _handles_signal(pid: int) -> bool:
 
 def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
-    try:
-        with observer.connect(path, _ANSWER_TIMEOUT) as connection:
-            connection.sendall(b"\n")
-            with connection.makefile("rb") as answer:
-                return observer.ANSWERS.decode(answer.read())
-    except (OSError, MessageError):
-        return None
+    with contextlib.suppress(OSError), observer.connect(path, _ANSWER_TIMEOUT) as connection:
+        connection.sendall(b"\n")
+        with connection.makefile("rb") as answer:
+            return observer.ANSWERS.decode(answer.read())
+    return None
 
 
 def _frame(file: str, line: str, function: str, *, folder: str) -> Frame:

@@ -42,7 +42,7 @@ class PeerLoop(Generic[P, T]):
             end.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._new: list[P] = []  # messages of theirs may have been read before
-        self._broken: list[P] = []
+        self._broken: list[tuple[P, OSError]] = []
 
     def put(self, item: T) -> None:
         """Hand an item to the thread of the loop, which wakes up. Any thread may call this."""
@@ -88,15 +88,15 @@ class PeerLoop(Generic[P, T]):
         """Use a connection no more. It is closed by `take_broken`, when no message is being handled."""
         if not peer.error:
             peer.error = error
-            self._broken.append(peer)
+            self._broken.append((peer, error))
 
-    def take_broken(self) -> Iterator[P]:
-        """Close the connections that were given up, and yield them."""
+    def take_broken(self) -> Iterator[tuple[P, OSError]]:
+        """Close the connections that were given up, and yield them with the reasons."""
         while self._broken:
-            peer = self._broken.pop()
+            peer, error = self._broken.pop()
             self._selector.unregister(peer.connection.socket)
             peer.connection.close()
-            yield peer
+            yield peer, error
 
     def _read(self, peer: P, events: int) -> Iterator[tuple[P, Message]]:
         if peer.error:
