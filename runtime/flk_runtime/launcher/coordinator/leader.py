@@ -377,11 +377,8 @@ class Leader:
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
         """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
-        first = self._latest.preemption is None
-        if first:
+        if self._latest.preemption is None:
             self._latest.preemption = Preemption(self._latest.training, failure)
-        if first or (urgent and not self._latest.urgent):
-            self._latest.urgent = urgent
             self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
@@ -464,8 +461,7 @@ class Leader:
         if not self._lacks_pods:
             return None
         missing = self._membership.missing(self._joined)
-        needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
-        who = f"{numbered('pod', missing)} of {settings.pods}{needed}"
+        who = f"{numbered('pod', missing)} of {settings.pods}"
         message = f"never joined: waited {settings.join_timeout:.0f} s for {who}"
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
