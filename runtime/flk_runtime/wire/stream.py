@@ -66,6 +66,7 @@ class Stream(Generic[M]):
             with memoryview(greeting) as view, view[done:] as missing:
                 done += self._receive_into(missing)
         self._session.meet(greeting)
+        self._session.greeting = b""  # it has been sent: `Connection` may go on with the socket
 
     def set_timeout(self, seconds: float | None) -> None:
         """Raise TimeoutError after ``seconds`` without progress; None: wait for ever."""

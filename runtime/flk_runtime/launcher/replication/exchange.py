@@ -128,16 +128,13 @@ class Exchange:
                 peer.set_timeout(None)
                 message, length = peer.receive()
                 peer.set_timeout(self._settings.lease)
-                self._answer(peer, message, length)
-
-    def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
-        match message:
-            case Put(shard, keep):
-                self._take(peer, shard, length, keep)
-            case Get(shard):
-                self._give(peer, shard)
-            case other:
-                raise RefusedError(f"asked for {other!r}")
+                match message:
+                    case Put(shard, keep):
+                        self._take(peer, shard, length, keep)
+                    case Get(shard):
+                        self._give(peer, shard)
+                    case other:
+                        raise RefusedError(f"asked for {other!r}")
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""

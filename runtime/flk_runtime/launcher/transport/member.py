@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import threading
 import time
@@ -21,7 +20,7 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
-from flk_runtime.wire import BEATS, Backoff, Connection, Refused, VersionError, was_closed
+from flk_runtime.wire import BEATS, Backoff, Connection, Refused, Stream, VersionError, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
@@ -265,38 +264,22 @@ class Member:
         settings = self._settings
         host = LOOPBACK if settings.pod == 0 else settings.rendezvous_host  # a name is resolved anew
         sock = socket.create_connection((host, self._port), timeout=_CONNECT_TIMEOUT)
+        session = settings.session(serves=False, other="the leader at this address")
+        stream = Stream(sock, session, MESSAGES, _CONNECT_TIMEOUT)
         try:
-            session = settings.session(serves=False, other="the leader at this address")
-            connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
-            _wait(connection, lambda: session.met)
-            connection.send(messages.Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
-            answer = _wait(connection, lambda: session.authenticated)[0]
+            stream.send(messages.Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
+            answer, _ = stream.receive()
             if isinstance(answer, Refused):
                 raise _RefusedError(answer.reason)
             if not isinstance(answer, messages.Welcome):
                 raise ConnectionError("the answer is not from a leader")
         except BaseException:
-            sock.close()
+            stream.close()
             raise
         session.other = "it"
         self._leader = answer
-        return connection
+        return Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
 
     def _blame_self(self, failure: Failure) -> Failure:
         lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0
         return self._lost(self._settings.pod, messages.DISCONNECTED) if lost_leader else failure
-
-
-def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message]:
-    """Receive until ``ready``, and return the messages. Raises OSError, also if nothing comes in time."""
-    deadline = time.monotonic() + _CONNECT_TIMEOUT
-    received: list[Message] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection.socket, selectors.EVENT_READ)
-        while not ready():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
-            selector.select(left)
-            received += connection.receive(time.monotonic())
-    return received
