@@ -139,8 +139,7 @@ def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> N
         assert f"rank {rank} of 4 done in attempt 1" in job.logs_of_all()
     for pod in range(2):
         assert [n for line in job.log(pod).splitlines() if (n := log_format.parse_attempt(line))] == [1, 2]
-    said = "no rank has saved through flk, so it begins at step 0 unless the script finds a state itself\n"
-    assert re.findall(rf"attempt 2: 4 ranks on 2 pods, after .*; {said}", job.log(0))
+    assert re.findall(r"attempt 2: 4 ranks on 2 pods, after .*\n", job.log(0))
     first = job.record().attempts[0]
     assert first.failure is not None
     assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")

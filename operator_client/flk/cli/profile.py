@@ -119,8 +119,6 @@ def _stacks_text(report: dict[str, Any]) -> str:
         lines += [group["heading"], *group["lines"], ""]
     if not report["groups"]:
         lines.append("no rank runs now")
-    if report["left"]:
-        lines.append(f"the stacks of {len(report['left'])} more ranks are left out")
     if report["silent"]:
         lines.append(f"no stacks from {', '.join(report['silent'])}")
     return printable_lines(lines)

@@ -67,11 +67,6 @@ class PodAttempt:
         return self.started.history
 
     @property
-    def all_failures(self) -> list[Failure]:
-        """The failures that this pod reports when it joins again. A rank that ends early breaks others' connections."""
-        return [*self.failures, *self.clean_exits]
-
-    @property
     def suspicious(self) -> bool:
         """Whether a broken node, or its network, may have ended the attempt."""
         return any(failure.kind.suspicious for failure in (*self.failures, self.end) if failure)
@@ -108,7 +103,6 @@ class PodAttempt:
 
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
-_NO_FORMER_RECORD = "attempts are counted from 1: no record of launchers before these is kept"
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
@@ -199,13 +193,9 @@ class Agent:
             while self.final_record is None and not self.wakeup.events.empty():
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
-            host.reap_orphans(self._waited_for)
+            host.reap_orphans(lambda: [server.pid, *(self.service.pids() if self.service else ())])
             code = self._go_on()
         return code
-
-    def _waited_for(self) -> list[int]:
-        """The child processes for which others in this process wait."""
-        return [self.ranks.server.pid, *(self.service.pids() if self.service else ())]
 
     def _go_on(self) -> int | None:
         """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""
@@ -228,7 +218,8 @@ class Agent:
         def join() -> None:
             found = health.check(self.settings, attempt.started.number) if attempt.suspicious else []
             if not self.stop:  # meanwhile
-                self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
+                # Clean exits too: a rank that ends early breaks others' connections.
+                self.member.join_next_round([*attempt.failures, *attempt.clean_exits, *found], attempt.step)
 
         if attempt.suspicious:
             start_thread("health", join, self.wakeup.post)
@@ -243,8 +234,7 @@ class Agent:
             case messages.AttemptStarted():
                 self._start_attempt(event)
             case messages.PreemptionStarted() if running:
-                if running.preemption is None:
-                    running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
                     self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:
@@ -279,7 +269,6 @@ class Agent:
                 raise event.error
 
     def _start_attempt(self, attempt: messages.AttemptStarted) -> None:
-        former = self.attempt
         self.phase, self.attempt = _Phase.RUNNING, PodAttempt(attempt)
         if self.stop:
             return
@@ -290,14 +279,10 @@ class Agent:
             size = f"{plural(len(attempt.pods) * settings.processes, 'rank')} on {plural(len(attempt.pods), 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
-            if former and not self.records.saved and not (attempt.memory and attempt.memory.restore):
-                reason += (
-                    "; no rank has saved through flk, so it begins at step 0 unless the script finds a state itself"
-                )
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            self.memory.start(attempt.number, attempt.memory, attempt.pods, attempt.readers)
+            self.memory.start(attempt)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         try:
             self.ranks.start(attempt, variables)
@@ -395,7 +380,7 @@ class Agent:
         """Note a failure of this pod, and report it to the leader while the attempt runs."""
         attempt.failures.append(failure)
         if self.phase is _Phase.RUNNING:
-            self.member.report_failure(attempt.started, failure)
+            self.member.send(messages.FailureReport(attempt.started.number, failure))
 
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
@@ -410,7 +395,8 @@ class Agent:
             return
         message = f"received {signal.Signals(number).name}"
         if self.stop.by_user:
-            self.member.report_failure(running.started, replace(self.ranks.new_failure(Kind.LOST), message=message))
+            failure = replace(self.ranks.new_failure(Kind.LOST), message=message)
+            self.member.send(messages.FailureReport(running.started.number, failure))
             self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
         else:
             self.ranks.kill_within(self.settings.grace)
@@ -468,8 +454,6 @@ class Agent:
             if reached and step == 0:
                 number = attempt.started.number + 1
                 self.records.log(f"attempt {number} began at step 0 again; step {reached} had been reached before")
-            if not (attempt.started.number or self.settings.records or self.settings.parent) and step > 0:
-                self.records.log(_NO_FORMER_RECORD)
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""

@@ -64,7 +64,10 @@ class Preemption:
             return None
         self._silent.discard(pod)
         self._boundaries += ranks
-        return self._decide()
+        if self.target is not None or (self._silent and all(each.step >= 0 for each in self._boundaries)):
+            return None
+        self.target = agreed_step(self._boundaries)
+        return self.target
 
     def add_end(self, pod: int, saved: int | None) -> int | None:
         """Note that all ranks of a pod have ended: ``saved`` is the step after which they saved, None if they did not.
@@ -75,11 +78,7 @@ class Preemption:
             return None
         self._running.discard(pod)
         self._saved.append(NO_STEP if saved is None else saved)
-        if pod not in self._silent:
-            return None
-        self._silent.discard(pod)
-        self._boundaries.append(Boundary(NO_STEP, False))
-        return self._decide()
+        return self.add_boundaries(pod, [Boundary(NO_STEP, False)])
 
     def lose(self, pod: int) -> bool:
         """Note that the launcher of a pod is gone, and return whether the attempt has to end now.
@@ -108,12 +107,6 @@ class Preemption:
         if min(self._saved, default=NO_STEP) != self.target:
             result = f"not all ranks saved after step {self.target} within the grace period"
         return replace(self._cause, message=f"{self._cause.message}; {result}")
-
-    def _decide(self) -> int | None:
-        if self.target is not None or not (self._silent == set() or any(each.step < 0 for each in self._boundaries)):
-            return None
-        self.target = agreed_step(self._boundaries)
-        return self.target
 
 
 class PodPreemption:

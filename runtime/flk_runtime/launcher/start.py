@@ -151,7 +151,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
         memory = MemoryService.open(settings, wake=wakeup.wake, post=wakeup.post, unreadable=tell_unreadable, log=log)
     port = rendezvous.port if rendezvous else settings.rendezvous_port
     inventory = memory.inventory if memory else lambda: None
-    member = Member(settings, port, wakeup.post, log, inventory, records.former, lambda: health.check(settings))
+    member = Member(settings, port, wakeup.post, log, inventory, lambda: (*records.former(), health.check(settings)))
     questions = {
         topic.value: lambda asker, topic=topic: member.send(messages.Question(topic, asker)) for topic in messages.Topic
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from flk_runtime.contract import user_env
-from flk_runtime.wire.registry import MessageError, Registry
+from flk_runtime.wire.registry import Registry
 from flk_runtime.wire.session import LENGTHS, Session
 from flk_runtime.wire.stream import Stream
 
@@ -129,12 +129,7 @@ class Connection(Generic[M]):
             length, self._data_length = self.session.lengths(self._received)
             if len(self._received) < length:
                 return
-            content = self.session.open(self._take(length))
-            try:
-                message = self._registry.decode(content)
-            except MessageError as error:
-                raise ConnectionError(f"{self.session.other} sent what is {error}") from error
-            yield message
+            yield self._registry.decode(self.session.open(self._take(length)))
 
     def to_stream(self, message: M) -> Stream[M]:
         """Go on as a blocking end, which receives ``message`` next: the first one, which was read here."""

@@ -6,11 +6,10 @@ What is read is checked against the annotations of the class (`flk_runtime.contr
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from flk_runtime.contract import foreign
 from flk_runtime.errors import RuntimeFailure
@@ -38,7 +37,7 @@ class Refused:
     reason: str
 
 
-class MessageError(RuntimeFailure):
+class MessageError(RuntimeFailure, ConnectionError):
     """The received data is not a message of the set."""
 
 
@@ -50,7 +49,7 @@ class Registry(Generic[M]):
 
     def encode(self, message: M) -> bytes:
         """The message as JSON. Its floats are finite."""
-        return json.dumps([type(message).__name__, message], separators=(",", ":"), default=_plain).encode()
+        return json.dumps([type(message).__name__, message], separators=(",", ":"), default=vars).encode()
 
     def decode(self, data: bytes) -> M:
         """The message that was encoded. Raises MessageError if ``data`` is none of this set."""
@@ -58,11 +57,5 @@ class Registry(Generic[M]):
             name, fields = foreign.parse(data, LIMIT)
             message: M = foreign.read(self._classes[name], fields)
         except foreign.ERRORS as error:  # two values and no others, of which the first is a name
-            raise MessageError(f"not a message: {error!r}"[:200]) from error
+            raise MessageError(f"the other end sent what is not a message: {error!r}"[:200]) from error
         return message
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return vars(value)
-    raise TypeError(f"{type(value).__name__} does not travel")

@@ -85,10 +85,7 @@ class Session:
         if job != self._job:
             raise StrangerError(f"{self.other} belongs to another job")
         if not hmac.compare_digest(proof, self._proof(self._ends[1], version)):
-            other = (
-                "" if version == VERSION else f", or speaks version {version} of flk's protocol and this end {VERSION}"
-            )
-            raise StrangerError(f"{self.other} does not know the secret of this job{other}")
+            raise StrangerError(f"{self.other} does not know the secret of this job")
         if version != VERSION:
             raise VersionError(
                 f"{self.other} speaks version {version} of flk's protocol and this end version {VERSION}: "

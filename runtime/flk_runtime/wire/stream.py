@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from flk_runtime.wire.registry import MessageError, Registry
+from flk_runtime.wire.registry import Registry
 from flk_runtime.wire.session import CODE, LENGTHS, Session
 
 M = TypeVar("M")
@@ -66,6 +66,7 @@ class Stream(Generic[M]):
             with memoryview(greeting) as view, view[done:] as missing:
                 done += self._receive_into(missing)
         self._session.meet(greeting)
+        self._session.greeting = b""  # it has been sent: `Connection` may go on with the socket
 
     def set_timeout(self, seconds: float | None) -> None:
         """Raise TimeoutError after ``seconds`` without progress; None: wait for ever."""
@@ -75,11 +76,9 @@ class Stream(Generic[M]):
         """Send a message, and bulk data behind it."""
         content = self._registry.encode(message)
         with self._sending, memoryview(data) as view:
-            frame = self._session.seal(content, len(view))
+            self._send(self._session.seal(content, len(view)))
             if not view:
-                self._send(frame)
                 return
-            self._send(frame)
             code = self._session.data_code(sent=True)
             for begin in range(0, len(view), _PIECE):
                 with view[begin : begin + _PIECE] as piece:
@@ -95,10 +94,7 @@ class Stream(Generic[M]):
         lengths = self._read(LENGTHS.size)
         length, data_length = self._session.lengths(lengths)
         content = self._session.open(lengths + self._read(length - LENGTHS.size))
-        try:
-            return self._registry.decode(content), data_length
-        except MessageError as error:
-            raise ConnectionError(f"{self._session.other} sent what is {error}") from error
+        return self._registry.decode(content), data_length
 
     def receive_data(self, *buffers: memoryview) -> Iterator[memoryview]:
         """Fill ``buffers``, one after the other, with the bulk data, and yield each section when it has arrived.
@@ -125,12 +121,9 @@ class Stream(Generic[M]):
 
     def skip_data(self, length: int) -> None:
         """Receive bulk data that is not wanted."""
-        code = self._session.data_code(sent=False)
-        while length > 0:
-            piece = self._read(min(length, _PIECE))
-            code.update(piece)
-            length -= len(piece)
-        self._session.check(code, self._read(CODE))
+        with memoryview(bytearray(min(length, _PIECE))) as piece:
+            for _ in self.receive_data(*[piece] * (length // _PIECE), piece[: length % _PIECE]):
+                pass
 
     def interrupt(self) -> None:
         """Have the threads that use the connection get an OSError, now or at their next call.

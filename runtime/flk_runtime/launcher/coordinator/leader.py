@@ -17,7 +17,8 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
 from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
-from flk_runtime.launcher.hangs.detector import HangDetector, PhaseLimits, Stragglers
+from flk_runtime.launcher.hangs import detector
+from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.replication.plan import MemoryPlans
@@ -79,13 +80,15 @@ class Leader:
         self._record: JobRecord | None = None  # of a job that has ended
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
-            PhaseLimits(settings.hang_timeout),
+            settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
-            request=lambda pod, number: send([pod], messages.StacksRequested(number)),
-            answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
-            show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
-            log=log,
-            compare=telemetry.compare if telemetry else None,
+            detector.Actions(
+                request=lambda pod, number: send([pod], messages.StacksRequested(number)),
+                answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
+                show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
+                log=log,
+                compare=telemetry.compare if telemetry else lambda *_: None,
+            ),
         )
         self._start_joining(now)
 
@@ -374,11 +377,8 @@ class Leader:
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
         """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
-        first = self._latest.preemption is None
-        if first:
+        if self._latest.preemption is None:
             self._latest.preemption = Preemption(self._latest.training, failure)
-        if first or (urgent and not self._latest.urgent):
-            self._latest.urgent = urgent
             self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
@@ -461,8 +461,7 @@ class Leader:
         if not self._lacks_pods:
             return None
         missing = self._membership.missing(self._joined)
-        needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
-        who = f"{numbered('pod', missing)} of {settings.pods}{needed}"
+        who = f"{numbered('pod', missing)} of {settings.pods}"
         message = f"never joined: waited {settings.join_timeout:.0f} s for {who}"
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)

@@ -14,7 +14,6 @@ others cannot get further than one collective ahead, so a rank that is stuck soo
 
 from __future__ import annotations
 
-import enum
 import math
 import statistics
 import textwrap
@@ -22,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import SlowRank, Standstill
@@ -46,24 +45,14 @@ LIMITS: Final = {  # seconds
 }
 
 
-class PhaseLimits:
-    """The limits of one job."""
+def limit_of(phase: Phase, timeout: float | None) -> float:
+    """Seconds without progress after which a rank in this phase hangs.
 
-    def __init__(self, timeout: float | None) -> None:
-        """``timeout`` is the user's limit in seconds, in place of `LIMITS`; 0: nothing is a hang."""
-        self.timeout = timeout
-
-    @property
-    def off(self) -> bool:
-        """Whether nothing is a hang."""
-        return self.timeout == 0
-
-    def limit(self, phase: Phase) -> float:
-        """Seconds without progress after which a rank in this phase hangs."""
-        if self.timeout is None:
-            return LIMITS[phase]
-        patience = CPU_PATIENCE if phase is Phase.SAVING else 1  # a slow volume is no hang
-        return self.timeout * patience or math.inf
+    ``timeout`` is the user's limit in seconds, in place of `LIMITS`; 0: nothing is a hang.
+    """
+    if timeout is None:
+        return LIMITS[phase]
+    return (timeout or math.inf) * (CPU_PATIENCE if phase is Phase.SAVING else 1)  # a slow volume is no hang
 
 
 def hangs(statuses: Sequence[RankStatus], limit: Callable[[Phase], float]) -> bool:
@@ -86,21 +75,14 @@ def interval(timeout: float | None) -> float:
 
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
-_AGAIN: Final = 60.0  # seconds between two looks at the same hang or standstill, if the attempt does not end
+_AGAIN: Final = 60.0  # seconds between two looks at the stacks while no rank makes progress
 STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are looked at
-_SLOW_INTERVAL: Final = 30.0  # seconds between two changes of the list of slow ranks
 _SLOW_LIMIT: Final = 8  # ranks in the list
 _SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
 _LOOKS: Final = 4  # that are kept of a window
 _EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
 
 Asker = tuple[int, str]  # index of a pod, and a name that is its own business
-
-
-class _Purpose(enum.Enum):
-    ASKED = enum.auto()  # somebody wants to know
-    STANDSTILL = enum.auto()  # no rank makes progress, which people are told
-    HANG = enum.auto()  # and it ends the attempt
 
 
 @dataclass
@@ -110,7 +92,6 @@ class _Collection:
     number: int
     deadline: float
     asked: set[int]  # pods
-    purpose: _Purpose
     askers: list[Asker] = field(default_factory=list)  # who wants to know
     snapshots: list[Snapshot] = field(default_factory=list)
 
@@ -130,35 +111,46 @@ class Stragglers:
         self._seen: deque[tuple[float, dict[int, RankStatus]]] = deque()  # looks at all ranks
         self.work: dict[int, float] = {}
         """The share of the window in which each rank works, of those that are known well enough."""
+        self.slow: dict[int, float] = {}
+        """The factors of the slow ranks, the slowest ones first."""
 
-    def update(self, now: float, statuses: Iterable[RankStatus]) -> dict[int, float]:
-        """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
+    def update(self, now: float, statuses: Iterable[RankStatus]) -> None:
+        """Look at all ranks at the time ``now``, unless the latest look was a moment ago."""
         seen = {status.rank: status for status in statuses}
         if self._seen and self._seen[0][1].keys() != seen.keys():
-            self._seen.clear()  # other ranks than before
-        if not self._seen or now - self._seen[-1][0] >= self._window / _LOOKS:
-            self._seen.append((now, seen))
+            self.clear()  # other ranks than before
+        if self._seen and now - self._seen[-1][0] < self._window / _LOOKS:
+            return
+        self._seen.append((now, seen))
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
         since, first = self._seen[0]
-        self.work = work = {}
+        self.work, self.slow = {}, {}
         for rank, status in seen.items():
             samples, pending = status.samples - first[rank].samples, status.pending - first[rank].pending
             if samples >= _SAMPLES:
-                work[rank] = 1 - pending / samples
-        if now - since < self._window or len(work) < 2 or len(work) < len(seen):
-            return {}
-        usual = statistics.median_low(work.values())
-        return {
-            rank: round(share / max(usual, 0.01), 1)
-            for rank, share in work.items()
-            if share >= self._factor * usual and share - usual >= _EXCESS
-        }
+                self.work[rank] = 1 - pending / samples
+        if now - since < self._window or len(self.work) < max(2, len(seen)):
+            return
+        usual = statistics.median_low(self.work.values())
+        for rank, share in sorted(self.work.items(), key=lambda item: (-item[1], item[0]))[:_SLOW_LIMIT]:
+            if share >= self._factor * usual and share - usual >= _EXCESS:
+                self.slow[rank] = round(share / max(usual, 0.01), 1)
 
     def clear(self) -> None:
         """Forget everything: a new attempt begins."""
         self._seen.clear()
-        self.work = {}
+        self.work, self.slow = {}, {}
+
+
+class Actions(NamedTuple):
+    """What the detector has others do."""
+
+    request: Callable[[int, int], None]  # asks a pod for its stacks, with the number of the request
+    answer: Callable[[Asker, dict[str, Any]], None]  # sends a report to one who asked for it
+    show: Callable[[list[SlowRank], Standstill | None], None]  # other ranks are slow, or a standstill begins or ends
+    log: Callable[[str], None]
+    compare: Callable[[Mapping[int, float], Mapping[int, float]], None]  # gets the results of `Stragglers`
 
 
 class HangDetector:
@@ -167,31 +159,11 @@ class HangDetector:
     It has no clock or sockets of its own: its callers pass the time in ``now`` and messages in both directions.
     """
 
-    def __init__(
-        self,
-        limits: PhaseLimits,
-        stragglers: Stragglers,
-        request: Callable[[int, int], None],
-        answer: Callable[[Asker, dict[str, Any]], None],
-        show: Callable[[list[SlowRank], Standstill | None], None],
-        log: Callable[[str], None],
-        compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] | None = None,
-    ) -> None:
-        """``limits`` are the times without progress after which the job hangs.
-
-        ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
-        report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
-        begins or ends. ``compare`` gets the share of the time in which each rank works, and the slow ranks; None:
-        nobody asks.
-        """
-        self._limits = limits
-        self._interval = interval(limits.timeout)  # seconds between two looks at all ranks
+    def __init__(self, timeout: float | None, stragglers: Stragglers, do: Actions) -> None:
+        """``timeout`` is as in `limit_of`."""
+        self._timeout = timeout
         self._stragglers = stragglers
-        self._request = request
-        self._answer = answer
-        self._show = show
-        self._log = log
-        self._compare = compare
+        self._do = do
         self._attempt = -1  # -1: none runs
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node, by pod
         self.ranks: Ranks = {}
@@ -200,24 +172,22 @@ class HangDetector:
         self._number = 0  # of the latest request
         self._look_at = 0.0  # time of the next look at all ranks
         self._slow: list[SlowRank] = []
-        self._slow_at = 0.0  # time of the latest change
         self._standstill: Standstill | None = None
-        self._look_again = 0.0  # time of the next look at the ranks while no rank makes progress
+        self._look_again = 0.0  # time of the next look at the stacks while no rank makes progress
 
     def attempt_started(self, number: int, places: Mapping[int, tuple[str, str]], now: float) -> None:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         self.attempt_ended()
         self._attempt = number
         self._places = dict(places)
-        self._look_at = now + self._interval
+        self._look_at = now + interval(self._timeout)
 
     def attempt_ended(self) -> None:
         """Note that no attempt runs."""
         self._attempt = -1
         self.ranks = {}
         self._stragglers.clear()
-        self._slow, self._slow_at = [], 0.0
-        self._standstill, self._look_again = None, 0.0
+        self._slow, self._standstill, self._look_again = [], None, 0.0
         if self._collection and not self._collection.askers:
             self._collection = None
 
@@ -229,7 +199,7 @@ class HangDetector:
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
         if self._collection is None:
-            self._start_collection(now, _Purpose.ASKED)
+            self._start_collection(now)
         if self._collection:
             self._collection.askers.append(asker)
 
@@ -243,24 +213,21 @@ class HangDetector:
     def tick(self, now: float) -> Failure | None:
         """Do all that is due. Returns the failure of a job that hangs."""
         if self._collection and (not self._collection.asked or now >= self._collection.deadline):
-            return self._finish_collection(now)
+            return self._finish(self._collection)
         if self._attempt < 0 or now < self._look_at:
             return None
-        self._look_at = now + self._interval
-        if len(self.ranks) == len(self._places):
-            ranks = list(of_all(self.ranks))
-            self._find_slow(now, ranks)
-            if self._compare:
-                self._compare(self._stragglers.work, self._slow)
-            stands = hangs(ranks, lambda phase: STANDSTILL)
-            if self._standstill and not stands:
-                self._standstill = None
-                self._show(self._slow, None)
-            if not (self._limits.off or self._collection) and hangs(ranks, self._limits.limit):
-                self._start_collection(now, _Purpose.HANG)
-            elif stands and not self._collection and now >= self._look_again:
-                self._look_again = now + _AGAIN
-                self._start_collection(now, _Purpose.STANDSTILL)
+        self._look_at = now + interval(self._timeout)
+        if len(self.ranks) < len(self._places):
+            return None
+        ranks = list(of_all(self.ranks))
+        self._find_slow(now, ranks)
+        if self._standstill and not self._stands(ranks):
+            self._standstill = None
+            self._do.show(self._slow, None)
+        due = self._hang(ranks) or (self._stands(ranks) and now >= self._look_again)
+        if due and not self._collection:
+            self._look_again = now + _AGAIN
+            self._start_collection(now)
         return None
 
     def due(self) -> float | None:
@@ -270,41 +237,41 @@ class HangDetector:
             times.append(self._look_at)
         return min(times, default=None)
 
-    def _start_collection(self, now: float, purpose: _Purpose) -> None:
+    def _hang(self, ranks: Sequence[RankStatus]) -> bool:
+        return hangs(ranks, lambda phase: limit_of(phase, self._timeout))
+
+    def _stands(self, ranks: Sequence[RankStatus]) -> bool:
+        return hangs(ranks, lambda phase: STANDSTILL)
+
+    def _start_collection(self, now: float) -> None:
         self._number += 1
         pods = set(self._places) if self._attempt >= 0 else set()
-        self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods, purpose)
+        self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods)
         for pod in sorted(pods):
-            self._request(pod, self._number)
+            self._do.request(pod, self._number)
 
-    def _finish_collection(self, now: float) -> Failure | None:
-        collection, self._collection = self._collection, None
-        if collection is None:
-            return None
+    def _finish(self, collection: _Collection) -> Failure | None:
+        """Tell what the stacks say. Returns the failure if the job hangs still."""
+        self._collection = None
         silent = [self._places[pod][0] for pod in sorted(collection.asked) if pod in self._places]
-        if not collection.snapshots:
-            for asker in collection.askers:
-                self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
-            return None
-        snapshots = collection.snapshots
-        diagnosis = diagnose(snapshots)
-        found = to_dict(snapshots, diagnosis, silent)
+        diagnosis = diagnose(collection.snapshots)
+        report = to_dict(collection.snapshots, diagnosis, silent)
         for asker in collection.askers:
-            self._answer(asker, found)
+            self._do.answer(asker, report)
         ranks = list(of_all(self.ranks))
-        idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
-        first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
-        if collection.purpose is _Purpose.STANDSTILL and hangs(ranks, lambda phase: STANDSTILL):
-            self._tell_standstill(Standstill(time.time() - idle, diagnosis.sentence(), first.pod_name))
-        if collection.purpose is not _Purpose.HANG or not hangs(ranks, self._limits.limit):
+        first = next((each for each in collection.snapshots if each.rank in diagnosis.ranks[:1]), None)
+        if not (first and ranks):
             return None
-        self._look_at = now + _AGAIN
-        cause, *lines = lines_of(found)
+        idle = min(min(status.idle, status.beat) for status in ranks)
+        if not self._hang(ranks):
+            if self._stands(ranks):
+                self._tell_standstill(Standstill(time.time() - idle, diagnosis.sentence(), first.pod_name))
+            return None
         hung = next((status for status in ranks if status.rank == first.rank), RankStatus(first.rank, first.pod))
-        limit = f"limit {self._limits.limit(hung.phase):g} s in phase {hung.phase}"
-        self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
-        for line in lines:
-            self._log(line)
+        limit = f"limit {limit_of(hung.phase, self._timeout):g} s in phase {hung.phase}"
+        self._do.log(f"no rank has made progress for {idle:.0f} s ({limit}): {diagnosis.sentence()}")
+        for line in lines_of(report):
+            self._do.log(line)
         return Failure(
             Kind.HANG,
             first.pod,
@@ -319,20 +286,20 @@ class HangDetector:
             step=hung.step if hung.step >= 0 else None,
         )
 
-    def _tell_standstill(self, found: Standstill) -> None:
-        if self._standstill is None or found.text != self._standstill.text:
-            self._standstill = found
-            self._show(self._slow, found)
-            self._log(found.summary)
+    def _tell_standstill(self, standstill: Standstill) -> None:
+        if self._standstill is None or standstill.text != self._standstill.text:
+            self._standstill = standstill
+            self._do.show(self._slow, standstill)
+            self._do.log(standstill.summary)
 
     def _find_slow(self, now: float, ranks: Sequence[RankStatus]) -> None:
-        found = self._stragglers.update(now, ranks)
-        pods = {status.rank: status.pod for status in ranks if status.rank in found}
-        slowest = sorted(found, key=lambda rank: (-found[rank], rank))[:_SLOW_LIMIT]
-        if set(slowest) == {each.rank for each in self._slow} or now - self._slow_at < _SLOW_INTERVAL:
+        self._stragglers.update(now, ranks)
+        slow = self._stragglers.slow
+        self._do.compare(self._stragglers.work, slow)
+        if slow.keys() == {each.rank for each in self._slow}:
             return
-        self._slow_at = now
-        self._slow = [SlowRank(rank, *self._places[pods[rank]], found[rank]) for rank in slowest]
-        self._show(self._slow, self._standstill)
-        for slow in self._slow:
-            self._log(slow.summary)
+        pods = {status.rank: status.pod for status in ranks}
+        self._slow = [SlowRank(rank, *self._places[pods[rank]], factor) for rank, factor in slow.items()]
+        self._do.show(self._slow, self._standstill)
+        for each in self._slow:
+            self._do.log(each.summary)

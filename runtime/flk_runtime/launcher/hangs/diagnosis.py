@@ -1,6 +1,6 @@
 """Name the ranks that a hang waits for, and say in one sentence what they do: pure functions over snapshots.
 
-`to_dict` and `lines_of` print the snapshots of all ranks: equal stacks once, the odd ones first, cut to a bounded size.
+`to_dict` groups the snapshots of all ranks: equal stacks once, the odd ones first, cut to a bounded size.
 """
 
 from __future__ import annotations
@@ -53,13 +53,11 @@ class Diagnosis:
 
 
 def diagnose(snapshots: Sequence[Snapshot]) -> Diagnosis:
-    """Find the ranks that the others wait for. Raises ValueError without snapshots.
+    """Find the ranks that the others wait for.
 
     In this order: ranks that did not reach a collective that others are in, ranks that are in another collective than
-    most, ranks that are not in torch.distributed while others are, ranks whose stack is rare.
+    most, ranks that are not in torch.distributed while others are.
     """
-    if not snapshots:
-        raise ValueError("a diagnosis needs at least one snapshot")
     return _by_flight_recorder(snapshots) or _by_stacks(snapshots)
 
 
@@ -71,7 +69,7 @@ def activity(snapshot: Snapshot) -> str:
         return _at("waits for a disk or a device", snapshot)
     stuck = "" if snapshot.answers else ", in native code that holds Python's lock (GIL)"
     for file, function, predicate in _ACTIVITIES:
-        if not _contains(snapshot.main, file, function):
+        if not any(re.search(file, frame.file) and re.fullmatch(function, frame.function) for frame in snapshot.main):
             continue
         worker = user_frame(snapshot.workers[0]) if snapshot.workers else None
         if predicate == _DATA_LOADER and worker:
@@ -106,21 +104,14 @@ def _by_flight_recorder(snapshots: Sequence[Snapshot]) -> Diagnosis | None:
     # The collective that most ranks wait in; of several, the collective that was begun first.
     by_size = sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0][1]))
     for (group, number), ranks in by_size:
-        usual = collections.Counter(pending.name for pending in ranks.values()).most_common(1)[0][0]
-        awaited = next(pending for pending in ranks.values() if pending.name == usual)
+        names = {rank: str(pending) for rank, pending in ranks.items()}
         missing = [each for each in snapshots if each.rank not in ranks and _belongs(each, group, number)]
         if missing:
-            return _missing(missing, str(awaited))
-        others = {rank: pending for rank, pending in ranks.items() if pending.name != usual}
-        if others:
-            return Diagnosis(tuple(sorted(others)), f"{_is(others)} in {others[min(others)]}, the others in {awaited}")
-        sizes = collections.Counter(pending.sizes for pending in ranks.values())
-        if len(sizes) > 1:
-            usual_size = sizes.most_common(1)[0][0]
-            differing = tuple(sorted(rank for rank, pending in ranks.items() if pending.sizes != usual_size))
-            own = ranks[differing[0]].sizes
-            return Diagnosis(differing, f"{_is(differing)} in {awaited} with sizes {own}, the others with {usual_size}")
-    if not waiting:
+            return _missing(missing, _usual(names))
+        sizes = {rank: f"{pending} with sizes {pending.sizes}" for rank, pending in ranks.items()}
+        if odd := _odd(names) or _odd(sizes):
+            return odd
+    if not by_size:
         return None
     _, ranks = by_size[0]
     return Diagnosis(tuple(sorted(ranks)), f"{_is(ranks)} in {next(iter(ranks.values()))}")
@@ -135,22 +126,28 @@ def _belongs(snapshot: Snapshot, group: str, number: int) -> bool:
 
 
 def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
-    where = {each.rank: in_collective(each) for each in snapshots}
-    outside = [each for each in snapshots if not where[each.rank]]
-    inside = collections.Counter(name for name in where.values() if name).most_common()
-    if outside and inside:
-        return _missing(outside, inside[0][0])
-    if len(inside) > 1:
-        rare, usual = inside[-1][0], inside[0][0]
-        ranks = tuple(rank for rank, name in sorted(where.items()) if name == rare)
-        return Diagnosis(ranks, f"{_is(ranks)} in {rare}, others in {usual}")
-    keys = collections.Counter(each.key for each in snapshots).most_common()
-    rare_key = keys[-1][0] if len(keys) > 1 and keys[-1][1] < keys[0][1] else None
-    odd = [each for each in snapshots if rare_key is None or each.key == rare_key]
-    does = _common_activity(odd)
-    if does and len(odd) > 1:
+    inside = {each.rank: name for each in snapshots if (name := in_collective(each))}
+    outside = [each for each in snapshots if each.rank not in inside]
+    if inside and outside:
+        return _missing(outside, _usual(inside))
+    if odd := _odd(inside):
+        return odd
+    does = _common_activity(snapshots)
+    if does and len(snapshots) > 1:
         does = f"do the same: each {does}"
-    return Diagnosis(tuple(sorted(each.rank for each in odd)), does or "are at different places")
+    return Diagnosis(tuple(sorted(each.rank for each in snapshots)), does or "are at different places")
+
+
+def _usual(where: Mapping[int, str]) -> str:
+    """Where most ranks are."""
+    return collections.Counter(where.values()).most_common(1)[0][0]
+
+
+def _odd(where: Mapping[int, str]) -> Diagnosis | None:
+    """The ranks that are elsewhere than most of them; None if all are at the same place."""
+    usual = _usual(where) if where else ""
+    ranks = tuple(sorted(rank for rank, place in where.items() if place != usual))
+    return Diagnosis(ranks, f"{_is(ranks)} in {where[ranks[0]]}, the others in {usual}") if ranks else None
 
 
 def _is(ranks: Sized) -> str:
@@ -169,10 +166,6 @@ def _common_activity(ranks: Sequence[Snapshot]) -> str:
     return told.pop() if len(told) == 1 else ""
 
 
-def _contains(stack: Sequence[Frame], file: str, function: str) -> bool:
-    return any(re.search(file, frame.file) and re.fullmatch(function, frame.function) for frame in stack)
-
-
 def _at(predicate: str, snapshot: Snapshot) -> str:
     """The predicate with the innermost line of the user's own code."""
     frame = user_frame(snapshot.main)
@@ -184,30 +177,15 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
 
 
-_GROUPS: Final = 8  # of equal stacks that are printed
-_FRAMES: Final = 16  # of one stack that are printed
-_DATA_GROUPS: Final = 32  # of equal stacks in a report for programs
+_GROUPS: Final = 16  # of equal stacks in a report
+_FRAMES: Final = 16  # of one stack
 _THREADS: Final = 2  # other threads of a group's first rank
 
 
-def lines_of(report: Mapping[str, Any]) -> list[str]:
-    """The report for people, made of the result of `to_dict`: the cause, and the first groups of equal stacks."""
-    groups = report["groups"]
-    result = [report["cause"] or "no rank runs"]
-    for group in groups[:_GROUPS]:
-        result += [group["heading"], *group["lines"]]
-    left = [rank for group in groups[_GROUPS:] for rank in group["ranks"]] + report["left"]
-    if left:
-        result.append(f"other stacks of {numbered('rank', left)} are left out")
-    if report["silent"]:
-        result.append(f"no stacks from {', '.join(report['silent'][:_GROUPS])}")
-    return result
-
-
 def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequence[str]) -> dict[str, Any]:
-    """The report for programs: the cause, and each stack with the ranks that share it, the odd ones first.
+    """The report, as JSON: the cause, and each stack with the ranks that share it, the odd ones first.
 
-    ``silent`` are the pods that sent no stacks.
+    ``silent`` are the pods that sent no stacks. Without snapshots the cause is empty.
     """
     by_key: dict[str, list[Snapshot]] = {}
     for snapshot in sorted(snapshots, key=lambda each: each.rank):
@@ -216,21 +194,19 @@ def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequenc
     groups = sorted(
         by_key.values(), key=lambda group: (not any(each.rank in odd for each in group), len(group), group[0].rank)
     )
-    return {
-        "cause": diagnosis.sentence(),
-        "ranks": list(diagnosis.ranks),
-        "groups": [
-            {
-                "ranks": [each.rank for each in group],
-                "heading": _heading(group),
-                "lines": stack_lines(group[0]),
-                "snapshot": group[0].to_dict(),
-            }
-            for group in groups[:_DATA_GROUPS]
-        ],
-        "left": [each.rank for group in groups[_DATA_GROUPS:] for each in group],
-        "silent": list(silent),
-    }
+    shown: list[dict[str, Any]] = [
+        {"ranks": [each.rank for each in group], "heading": _heading(group), "lines": stack_lines(group[0])}
+        for group in groups[:_GROUPS]
+    ]
+    if left := [each.rank for group in groups[_GROUPS:] for each in group]:
+        shown.append({"ranks": left, "heading": f"other stacks of {numbered('rank', left)} are left out", "lines": []})
+    return {"cause": diagnosis.sentence() if snapshots else "", "groups": shown, "silent": list(silent)}
+
+
+def lines_of(report: Mapping[str, Any]) -> list[str]:
+    """The groups of a report as lines for people."""
+    result = [line for group in report["groups"] for line in (group["heading"], *group["lines"])]
+    return result + ([f"no stacks from {', '.join(report['silent'][:_GROUPS])}"] if report["silent"] else [])
 
 
 def stack_lines(snapshot: Snapshot) -> list[str]:
@@ -253,8 +229,5 @@ def _heading(group: Sequence[Snapshot]) -> str:
 
 def _indented(stack: Sequence[Frame], indent: str = "") -> list[str]:
     """The innermost frames, and the user's own one if it is further out."""
-    shown = [f"{indent}  {frame}" for frame in stack[:_FRAMES]]
-    own = user_frame(stack)
-    if own and own not in stack[:_FRAMES]:
-        shown += [f"{indent}  …", f"{indent}  {own}"]
-    return shown
+    outer = [frame for frame in [user_frame(stack)] if frame and frame not in stack[:_FRAMES]]
+    return [f"{indent}  {frame}" for frame in [*stack[:_FRAMES], *outer]]

@@ -8,20 +8,19 @@ native code.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import linecache
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import observer
 from flk_runtime.shared.observer import Pending
-from flk_runtime.wire import MessageError
 
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
@@ -75,58 +74,38 @@ class Snapshot:
 
     @property
     def key(self) -> str:
-        """A hash that is equal for ranks which do the same at the same place."""
-        where = [self.state == "T", [frame[:3] for frame in self.main], [str(each) for each in self.pending[:1]]]
-        return hashlib.sha256(repr(where).encode()).hexdigest()[:12]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The snapshot for JSON."""
-        return asdict(self)
+        """Equal for ranks which do the same at the same place."""
+        return repr([self.state == "T", [frame[:3] for frame in self.main], [str(each) for each in self.pending[:1]]])
 
 
-@dataclass(frozen=True)
-class ObservedRank:
-    """A rank of this pod to look at."""
+def take(paths: Mapping[int, tuple[int, str]], settings: Settings) -> list[Snapshot]:
+    """Snapshots of ranks of this pod, within 15 seconds. ``paths`` has the process and its FLK_OBSERVER, by rank."""
 
-    rank: int
-    pid: int
-    path: str  # FLK_OBSERVER of the rank
+    def one(rank: int) -> Snapshot:
+        pid, path = paths[rank]
+        threads = parse_stacks(_ask_for_stacks(pid, path), settings.work)
+        answer = _ask_for_collectives(path)
+        workers = []
+        deadline = time.monotonic() + _WORKERS_TIMEOUT
+        for worker in _descendants(pid)[:_WORKERS]:
+            if time.monotonic() < deadline:
+                workers += parse_stacks(_ask_for_stacks(worker, path), settings.work)[-1:]
+        return Snapshot(
+            rank,
+            settings.pod,
+            settings.pod_name,
+            settings.node,
+            state=_state(pid),
+            main=threads[-1] if threads else (),  # faulthandler writes the main thread last
+            threads=tuple(stack[:_OTHER_FRAMES] for stack in threads[:-1][:OTHER_THREADS]),
+            workers=tuple(stack[:_OTHER_FRAMES] for stack in workers),
+            answers=answer is not None,
+            groups=answer.groups if answer else {},
+            pending=answer.pending if answer else (),
+        )
 
-
-def take(ranks: Sequence[ObservedRank], pod: int, pod_name: str, node: str, folder: str) -> list[Snapshot]:
-    """Snapshots of the ranks, within 15 seconds. ``folder`` is their working folder, which is cut from paths."""
-    if not ranks:
-        return []
-
-    def one(observed: ObservedRank) -> Snapshot:
-        return _take_one(observed, pod, pod_name, node, folder)
-
-    with ThreadPoolExecutor(min(_THREADS, len(ranks))) as pool:
-        return list(pool.map(one, ranks))
-
-
-def _take_one(observed: ObservedRank, pod: int, pod_name: str, node: str, folder: str) -> Snapshot:
-    stacks = Path(observed.path + observer.STACKS)
-    threads = parse_stacks(_ask_for_stacks(observed.pid, stacks), folder)
-    answer = _ask_for_collectives(observed.path)
-    workers = []
-    deadline = time.monotonic() + _WORKERS_TIMEOUT
-    for worker in _descendants(observed.pid)[:_WORKERS]:
-        if time.monotonic() < deadline:
-            workers += [stack[:_OTHER_FRAMES] for stack in parse_stacks(_ask_for_stacks(worker, stacks), folder)[-1:]]
-    return Snapshot(
-        observed.rank,
-        pod,
-        pod_name,
-        node,
-        state=process_state(observed.pid),
-        main=threads[-1] if threads else (),  # faulthandler writes the main thread last
-        threads=tuple(stack[:_OTHER_FRAMES] for stack in threads[:-1][:OTHER_THREADS]),
-        workers=tuple(workers),
-        answers=answer is not None,
-        groups=answer.groups if answer else {},
-        pending=answer.pending if answer else (),
-    )
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(one, paths))
 
 
 def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
@@ -144,66 +123,54 @@ def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
     return [tuple(stack) for stack in stacks if not any(_OBSERVER.search(frame.file) for frame in stack)]
 
 
-def process_state(pid: int) -> str:
-    """The state of a process as in /proc (R, S, D, T, Z); empty if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].upper()
-    return ""
-
-
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants so far, in seconds."""
-    ticks = 0
-    for each in (pid, *_descendants(pid)):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, and both for ended children
+    # utime, stime, and both for ended children
+    ticks = sum(int(value) for each in (pid, *_descendants(pid)) for value in _stat(each)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _state(pid: int) -> str:
+    """The state of a process as in /proc (R, S, D, T, Z); empty if it has ended."""
+    return "".join(_stat(pid)[:1]).upper()
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; none if the process has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for task in _listdir(f"/proc/{pid}/task"):
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+            for child in children.read_text().split():
                 found += [int(child), *_descendants(int(child))]
     return found
 
 
-def _listdir(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
+def _ask_for_stacks(pid: int, path: str) -> str:
+    """The text that a process writes after the signal; empty if it is stopped or has no handler.
 
-
-def _ask_for_stacks(pid: int, stacks: Path) -> str:
-    """The text that a process writes to ``stacks`` after the signal; empty if it is stopped or has no handler."""
-    if not _handles_signal(pid) or process_state(pid) == "T":
+    ``path`` is FLK_OBSERVER of the rank, also for processes that the rank has started.
+    """
+    if not _handles_signal(pid) or _state(pid) == "T":
         return ""
-    begin = _size(stacks)
-    try:
+    with contextlib.suppress(OSError), open(path + observer.STACKS, errors="replace") as stacks:
+        stacks.seek(0, os.SEEK_END)
         os.kill(pid, observer.stack_signal())
-    except OSError:
-        return ""
-    deadline = time.monotonic() + _STACKS_TIMEOUT
-    size, changed = begin, time.monotonic()
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
-        latest = _size(stacks)
-        if latest != size:
-            size, changed = latest, time.monotonic()
-            continue
-        settled = size > begin and time.monotonic() - changed > _SETTLED
-        if settled and (process_state(pid) != "R" or _read(stacks, begin, size).endswith(_LAST_FRAME)):
-            break
-    return _read(stacks, begin, size)
-
-
-def _read(path: Path, begin: int, end: int) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(begin)
-        return file.read(end - begin).decode(errors="replace")
+        deadline = time.monotonic() + _STACKS_TIMEOUT
+        text, changed = "", time.monotonic()
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+            more = stacks.read()
+            if more:
+                text, changed = text + more, time.monotonic()
+            elif text and time.monotonic() - changed > _SETTLED and (_state(pid) != "R" or text.endswith(_LAST_FRAME)):
+                break
+        return text
     return ""
 
 
@@ -217,29 +184,13 @@ def _handles_signal(pid: int) -> bool:
     return False
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
-    deadline = time.monotonic() + _ANSWER_TIMEOUT
-    data = b""
-    try:
-        with observer.connect(path, _ANSWER_TIMEOUT) as connection:
-            connection.sendall(b"\n")
-            while True:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                chunk = connection.recv(1 << 16)
-                if not chunk:
-                    break
-                data += chunk
-        return observer.ANSWERS.decode(data)
-    except (OSError, MessageError):
-        return None
+    with contextlib.suppress(OSError), observer.connect(path, _ANSWER_TIMEOUT) as connection:
+        connection.sendall(b"\n")
+        with connection.makefile("rb") as answer:
+            return observer.ANSWERS.decode(answer.read())
+    return None
 
 
 def _frame(file: str, line: str, function: str, *, folder: str) -> Frame:

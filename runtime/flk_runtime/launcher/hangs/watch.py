@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.status import NEVER, Phase, RankStatus
@@ -17,24 +17,14 @@ from flk_runtime.launcher.hangs import snapshot
 from flk_runtime.launcher.hangs.detector import interval
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
+    from flk_runtime.launcher.processes.ranks import RankProcess
     from flk_runtime.launcher.telemetry.usage import Meter
 
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
-
-
-class Process(Protocol):
-    """A running rank, as a launcher knows it."""
-
-    rank: int
-    pid: int
-    progress: ProgressPage
-    environment: Mapping[str, str]  # the variables that the launcher has set for it
-    output_time: float  # when it last wrote a line, by time.monotonic; 0: never
 
 
 class CpuMeter:
@@ -57,7 +47,7 @@ class CpuMeter:
 class _Watched:
     """A rank, and when it was last seen to make progress."""
 
-    process: Process
+    process: RankProcess
     started: float
     meter: CpuMeter
 
@@ -80,7 +70,6 @@ class Watch:
         """
         self._settings = settings
         self._meter = meter
-        self._usage_time = 0.0  # of the latest reading that was sent
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
@@ -90,7 +79,7 @@ class Watch:
         self.ranks: list[RankStatus] = []
         """The latest status of each rank of this pod."""
 
-    def update(self, attempt: int, ranks: Iterable[Process]) -> None:
+    def update(self, attempt: int, ranks: Iterable[RankProcess]) -> None:
         """Tell the leader how the ranks that run progress."""
         now = time.monotonic()
         self.due = now + self._interval
@@ -100,12 +89,8 @@ class Watch:
             each.meter.update(now, snapshot.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
-        usage = self._meter.latest if self._meter else None
-        if usage and usage.time == self._usage_time:
-            usage = None
-        self._usage_time = usage.time if usage else self._usage_time
         self.ranks = [self._status(each, now) for each in watched.values()]
-        self._post_status(PodStatus(attempt, self.ranks, usage))
+        self._post_status(PodStatus(attempt, self.ranks, self.usage))
 
     @property
     def usage(self) -> PodUsage | None:
@@ -114,19 +99,11 @@ class Watch:
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
-        settings = self._settings
-        targets = [
-            snapshot.ObservedRank(
-                each.process.rank,
-                each.process.pid,
-                each.process.environment[pod_env.OBSERVER],
-            )
-            for each in self._watched.values()
-        ]
+        processes = [each.process for each in self._watched.values()]
+        paths = {each.rank: (each.pid, each.environment[pod_env.OBSERVER]) for each in processes}
 
         def run() -> None:
-            found = snapshot.take(targets, settings.pod, settings.pod_name, settings.node, settings.work)
-            self._report_stacks(number, found)
+            self._report_stacks(number, snapshot.take(paths, self._settings))
 
         threading.Thread(target=run, name="stacks", daemon=True).start()
 

@@ -7,18 +7,16 @@ the launcher that holds those of this pod in one attempt.
 from __future__ import annotations
 
 import contextlib
-import math
-import mmap
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar, get_args
+from typing import Final, get_args
 
 from flk_runtime.errors import CheckpointError, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
-from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, Slot, check_shard
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble, check_data, read_preamble, verify
 from flk_runtime.system.checksum import crc32
@@ -51,7 +49,6 @@ Request = Put | Get
 Answer = Done | Failed | Content
 MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
 Peer = Stream[Request | Answer]
-A = TypeVar("A", Done, Content)
 
 
 class RefusedError(StorageError, ConnectionError):
@@ -65,37 +62,41 @@ def connect(address: tuple[str, int], settings: Settings) -> Peer:
     return Stream(sock, session, MESSAGES, settings.lease)
 
 
-def expect(peer: Peer, kind: type[A]) -> tuple[A, int]:
-    """The answer of the other launcher and the length of the shard that follows. Raises RefusedError for `Failed`."""
+def expect(peer: Peer, kind: type[Done | Content]) -> int:
+    """Receive an answer of this kind, and return the length of the shard behind it. Raises RefusedError for others."""
     answer, length = peer.receive()
     if isinstance(answer, Failed):
         raise RefusedError(answer.reason)
     if not isinstance(answer, kind):
         raise RefusedError(f"answered {type(answer).__name__} instead of {kind.__name__}")
-    return answer, length
+    return length
 
 
 def receive_shard(
-    peer: Peer, memory: mmap.mmap, length: int, arrived: Callable[[], None] = lambda: None
-) -> ShardPreamble:
-    """Receive a shard of ``length`` bytes into its file, all but its preamble, which is returned.
+    peer: Peer, store: ShardStore, slot: Slot, shard: ShardId, length: int, arrived: Callable[[], None] = lambda: None
+) -> None:
+    """Receive a shard of ``length`` bytes into its file, and hold it. ``arrived`` is called now and then meanwhile.
 
-    ``arrived`` is called now and then as bytes arrive.
-
-    Raises ShardError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
+    Raises ShardError if it is no shard, or its data was damaged before it was sent, and AttemptEndedError. The
+    connection can be used then.
     """
     beginning = bytearray(min(length, DATA_BEGIN))
     checksum = 0
-    with memoryview(beginning) as begin, memoryview(memory) as view, view[len(beginning) : length] as data:
-        for piece in peer.receive_data(begin, data):
-            arrived()
-            if piece.obj is not beginning:
-                checksum = crc32(piece, checksum)
-    preamble = ShardPreamble.from_bytes(bytes(beginning))
-    if preamble.end != length:
-        raise ShardError(f"it has {length} of its {preamble.end} bytes")
-    check_data(preamble, checksum)
-    return preamble
+    try:
+        with memoryview(beginning) as begin, memoryview(slot.memory) as view, view[len(beginning) : length] as data:
+            for piece in peer.receive_data(begin, data):
+                arrived()
+                if piece.obj is not beginning:
+                    checksum = crc32(piece, checksum)
+        preamble = ShardPreamble.from_bytes(bytes(beginning))
+        if preamble.end != length:
+            raise ShardError(f"it has {length} of its {preamble.end} bytes")
+        check_data(preamble, checksum)
+        check_shard(preamble, shard)
+    except BaseException:
+        store.cancel(slot)
+        raise
+    store.hold(slot, preamble)
 
 
 _RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
@@ -127,16 +128,13 @@ class Exchange:
                 peer.set_timeout(None)
                 message, length = peer.receive()
                 peer.set_timeout(self._settings.lease)
-                self._answer(peer, message, length)
-
-    def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
-        match message:
-            case Put(shard, keep):
-                self._take(peer, shard, length, keep)
-            case Get(shard):
-                self._give(peer, shard)
-            case other:
-                raise RefusedError(f"asked for {other!r}")
+                match message:
+                    case Put(shard, keep):
+                        self._take(peer, shard, length, keep)
+                    case Get(shard):
+                        self._give(peer, shard)
+                    case other:
+                        raise RefusedError(f"asked for {other!r}")
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""
@@ -149,23 +147,16 @@ class Exchange:
             answer = Failed(f"no room: {error}")
         except AttemptEndedError:
             pass  # the sender will hear of it
-        if slot is None:
-            peer.skip_data(length)
-            peer.send(answer)
-            return
         try:
-            preamble = receive_shard(peer, slot.memory, length)
-            check_shard(preamble, shard)
+            if slot:
+                receive_shard(peer, self._store, slot, shard, length)
+            else:
+                peer.skip_data(length)
         except ShardError as error:
-            self._store.cancel(slot)
-            peer.send(Failed(f"the shard arrived damaged: {error}"))
-        except BaseException:
-            self._store.cancel(slot)
-            raise
-        else:
-            with contextlib.suppress(AttemptEndedError):
-                self._store.hold(slot, preamble)
-            peer.send(Done())
+            answer = Failed(f"the shard arrived damaged: {error}")
+        except AttemptEndedError:
+            pass
+        peer.send(answer)
 
     def _give(self, peer: Peer, shard: ShardId) -> None:
         with self._store.reading(shard) as memory:
@@ -251,15 +242,9 @@ class Fetcher:
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:
         connection.send(Get(shard))
-        _, length = expect(connection, Content)
+        length = expect(connection, Content)
         slot = self._store.begin(shard, length, _SLOT_TIMEOUT)
-        try:
-            preamble = receive_shard(connection, slot.memory, length, self._note)
-            check_shard(preamble, shard)
-        except BaseException:
-            self._store.cancel(slot)
-            raise
-        self._store.hold(slot, preamble)
+        receive_shard(connection, self._store, slot, shard, length, self._note)
 
     def _note(self) -> None:
         self.received_at = time.monotonic()
@@ -306,10 +291,8 @@ class Partner:
             except (OSError, ShardError) as error:
                 if self._stopped:
                     return False
-                final = isinstance(error, VersionError)
-                if final or isinstance(error, RefusedError) or time.monotonic() >= deadline:
-                    self._complain(reason(error), self._partner)
-                    self._unreachable_until = math.inf if final else time.monotonic() + _PAUSE
+                if isinstance(error, RefusedError | VersionError) or time.monotonic() >= deadline:
+                    self._give_up(reason(error), self._partner)
                     return False
                 time.sleep(backoff.next())
         return False
@@ -340,12 +323,12 @@ class Partner:
                 self._used.discard(connection)
             connection.close()
 
-    def _complain(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:
-        with self._lock:
-            complained, self._complained = self._complained, True
-        if not complained:
+    def _give_up(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:
+        self._unreachable_until = time.monotonic() + _PAUSE
+        if not self._complained:
             pod, (host, port) = partner
             self._log(
                 f"pod {pod} at {host}:{port} holds no copies of this pod's checkpoints: {why}; if this pod is lost, "
                 "the job falls back to a checkpoint on its volume, or starts again"
             )
+        self._complained = True

@@ -9,9 +9,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
@@ -25,6 +24,9 @@ from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
 from flk_runtime.wire import Done, Failed, Stream, listen, reason, serve
 from flk_runtime.wire.listener import LOOPBACK
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.transport.messages import AttemptStarted
 
 PREFIX: Final = "flk-"  # of the folders of launchers
 SHARE: Final = 0.5  # of the memory that could be used
@@ -54,7 +56,6 @@ def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
 _SOCKET: Final = "socket"
 _BACKLOG: Final = 256  # ranks that wait to be accepted
 _ENDED: Final = Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
-_NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
 _FREE_TIMEOUT: Final = 120.0  # seconds until copies have arrived that are still received into files
 
 
@@ -82,7 +83,6 @@ class _Attempt:
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.counts_third = False  # whether each rank may need a third file, which storage reads
-        self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
     def read_elsewhere(self, held: Iterable[ShardId]) -> set[ShardId]:
         """Those of the shards that this pod holds which ranks of other pods read and keep."""
@@ -171,11 +171,9 @@ class MemoryService:
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
         return Inventory.of(address, self._port, self._store.shards())
 
-    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int], readers: list[int]) -> None:
-        """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.
-
-        ``readers`` are the ranks that read each shard; empty: who wrote them. Without a ``plan`` nothing is kept.
-        """
+    def start(self, started: AttemptStarted) -> None:
+        """Begin an attempt. Call it before its ranks start. Without a plan nothing is kept."""
+        plan, pod, processes = started.memory, self._settings.pod, self._settings.processes
         restore = plan.restore if plan else None
         self._store.keep_only(
             restore.checkpoint if restore else None,
@@ -185,18 +183,15 @@ class MemoryService:
         self.stop()  # threads that this wakes find that their attempt is over
         if plan is None:
             return
-        pod, processes = self._settings.pod, self._settings.processes
-        ranks = {each: range(index * processes, (index + 1) * processes) for index, each in enumerate(pods)}
-        target = plan.partner
-        partner = Partner(
-            self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
-        )
+        target = None if plan.partner is None else (plan.partner, plan.addresses[plan.partner])
+        partner = Partner(self._settings, self._store, target, self._log)
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        others = () if plan.copied is None else ranks[plan.copied]
-        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, readers)
+        own = started.ranks(pod, processes)
+        others = () if plan.copied is None else started.ranks(plan.copied, processes)
+        attempt = _Attempt(started.number, plan, partner, fetcher, own, others, started.readers)
         with self._lock:
             self._attempt = attempt
-        copied = plan.copied_at_first(pod, len(pods) * processes)
+        copied = plan.copied_at_first(pod, len(started.pods) * processes)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return
@@ -311,6 +306,7 @@ class MemoryService:
         pod = self._settings.pod
         attempt.restored_copied.wait()  # so that another pod holds what is given up
         with self._lock:
+            first = not attempt.sizes
             attempt.sizes |= {each: max(size, attempt.sizes.get(each, 0)) for each, size in wanted.sizes.items()}
             attempt.counts_third = wanted.counts_third
             held = {each: attempt.sizes[each] for each in attempt.held if each in attempt.sizes}
@@ -326,23 +322,16 @@ class MemoryService:
             )
         except (NoRoomError, TimeoutError) as error:
             return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
-        with self._lock:
-            if pod == 0 and attempt.number == 0:
-                self._log_size(attempt, need)
+        if first and pod == 0 and attempt.number == 0:
+            self._log_size(attempt.plan.partner, need)
         return messages.Files(list(map(str, self._store.files_of(rank))))
 
-    def _log_size(self, attempt: _Attempt, needed: int) -> None:
-        """Log how much memory the checkpoints take, at first and whenever it has grown by a tenth since."""
-        if needed <= _NOTICEABLE * attempt.logged_bytes:
-            return
-        attempt.logged_bytes = needed
-        partner = attempt.plan.partner
-        folder = str(self._store.folder)
-        place = SHM if folder.startswith(f"{SHM}/") else self._store.folder.parent
+    def _log_size(self, partner: int | None, needed: int) -> None:
+        """Log how much memory the checkpoints take."""
         where = "of this pod" if partner is None else f"of this pod and of pod {partner}"
         self._log(
-            f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of {place} for them "
-            f"(limit {size_text(self._store.limit)})"
+            f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of "
+            f"{self._store.folder.parent} for them (limit {size_text(self._store.limit)})"
         )
 
     def _finish(self, attempt: _Attempt, path: Path, whole: messages.SaveKey | None) -> Answer:

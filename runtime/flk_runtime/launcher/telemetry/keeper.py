@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flk_runtime.contract import log_format
-from flk_runtime.contract.record import SlowRank
 from flk_runtime.contract.status import Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import (
     HISTORY_LIMIT,
@@ -132,10 +131,10 @@ class Keeper:
                 self._look(now)
                 self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
 
-    def compare(self, work: Mapping[int, float], slow: Sequence[SlowRank]) -> None:
-        """Note the share of the time in which each rank works, and the ranks that the others wait for."""
+    def compare(self, work: Mapping[int, float], slow: Mapping[int, float]) -> None:
+        """Note the share of the time in which each rank works, and the factors of those that the others wait for."""
         with self._lock:
-            self._work, self._slow = dict(work), {each.rank: each.factor for each in slow}
+            self._work, self._slow = work, slow
 
     def read(self) -> Telemetry:
         """The measurements until now."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -20,7 +20,7 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
-from flk_runtime.wire import BEATS, Backoff, Connection, Refused, VersionError, was_closed
+from flk_runtime.wire import BEATS, Backoff, Connection, Refused, Stream, VersionError, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
@@ -44,6 +44,17 @@ class _NoLeaderError(ConnectionError):
     """The leader was not reached within the join timeout."""
 
 
+@dataclass
+class _Job:
+    """What a launcher knows of the job."""
+
+    history: list[Attempt]
+    again: bool  # the job has had attempts before this launcher began
+    told_by: str = ""  # the leader that sent the history
+    plan: MemoryPlan | None = None  # of the attempt that starts next
+    attempt: messages.AttemptStarted | None = None  # that runs
+
+
 class Member:
     """A launcher as a member of the rendezvous. Every method returns at once; a thread does the rest and posts events.
 
@@ -57,30 +68,24 @@ class Member:
         post: Callable[[Event], None],
         log: Callable[[str], None],
         inventory: Callable[[], Inventory | None],
-        former: Callable[[], tuple[list[Attempt], bool]],
-        check: Callable[[], list[Failure]] = list,
+        prepare: Callable[[], tuple[list[Attempt], bool, list[Failure]]],
     ) -> None:
         """``port`` is the leader's port. ``post`` receives the events; ``log`` writes a line to the pod's log.
 
-        ``inventory`` says which checkpoints in memory this pod holds. ``former`` reads attempts that no launcher may
-        know any more, and whether there have been any, and ``check`` finds faults of this pod. The thread calls them
-        before it connects, since they may take seconds.
+        ``inventory`` says which checkpoints in memory this pod holds. ``prepare`` reads attempts that no launcher may
+        know any more, and whether there have been any, and finds faults of this pod. The thread calls it before it
+        connects, since it may take seconds.
         """
         self._settings = settings
         self._port = port
         self._post = post
         self._log = log
-        self._incarnation, self._began = uuid.uuid4().hex, time.monotonic()
-        self._leader = ""  # identifies the leader's process
-        self._pod_0 = ""  # name of its pod; empty: not known yet
-        self._history_from = ""  # the leader that sent the history
-        self._history: list[Attempt] = []
         self._inventory = inventory
-        self._former, self._check = former, check
-        self._again = False  # the job has had attempts before this launcher began
+        self._prepare = prepare
+        self._incarnation, self._began = uuid.uuid4().hex, time.monotonic()
+        self._leader = messages.Welcome("")  # of the leader to which it was connected last
+        self._job = _Job([], False)
         self._ready: _Ready | None = None  # for the next attempt; None: ranks run
-        self._plan: MemoryPlan | None = None  # of the attempt that starts next
-        self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._status: PodStatus | None = None
         self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
@@ -100,10 +105,6 @@ class Member:
         self._loop.put(sent)
         sent.wait(seconds)
 
-    def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
-        """End the attempt in all pods, unless another failure has ended it already."""
-        self._loop.put(messages.FailureReport(attempt.number, failure))
-
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
         """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them.
 
@@ -112,25 +113,21 @@ class Member:
         self._loop.put(_Ready(failures, step))
 
     def post_status(self, status: PodStatus) -> None:
-        """Replace the status of this pod's ranks, which the next heartbeats carry to the leader.
-
-        What the pod uses travels once.
-        """
-        former = self._status
-        self._status = replace(status, usage=status.usage or (former.usage if former else None))
+        """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
+        self._status = status
 
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._history, self._again = self._former()
-        self._ready = _Ready(self._check(), None)
+        history, again, faults = self._prepare()
+        self._job, self._ready = _Job(history, again), _Ready(faults, None)
         while not self._over:
             try:
-                peer = Peer(self._connect())
-                self._serve(peer)
+                self._serve(Peer(self._connect()))
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
-                self._end(new_record("preempted", int(ExitCode.PREEMPTED), None, self._history, self._settings.limits))
+                history, limits = self._job.history, self._settings.limits
+                self._end(new_record("preempted", int(ExitCode.PREEMPTED), None, history, limits))
             except _NoLeaderError as error:
                 self._log(f"leaving the job: pod 0 {error}")
                 self._end_with(replace(self._lost(0, str(error)), kind=Kind.ABSENT))
@@ -150,7 +147,7 @@ class Member:
             while not self._over:
                 now = time.monotonic()
                 if now >= heartbeat_at:
-                    self._send_heartbeat(peer)
+                    self._loop.send([peer], messages.Heartbeat(self._status))
                     heartbeat_at = now + connection.lease / BEATS
                 timeout = max(0.0, min(heartbeat_at, connection.heard + connection.lease) - now)
                 for _, message in self._loop.messages(timeout):
@@ -166,12 +163,6 @@ class Member:
             for _ in self._loop.take_broken():
                 pass
 
-    def _send_heartbeat(self, peer: Peer) -> None:
-        status = self._status
-        self._loop.send([peer], messages.Heartbeat(status))
-        if status and status.usage and self._status is status:
-            self._status = replace(status, usage=None)
-
     def _take(self, item: FromMember | _Ready | threading.Event, peer: Peer) -> None:
         """Do what another thread of this process wants."""
         if isinstance(item, _Ready):
@@ -180,34 +171,31 @@ class Member:
         elif isinstance(item, threading.Event):
             item.set()
         else:
-            if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
-                last = replace(self._history[-1], restored=item.step, restored_from=item.source)
-                self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
+            attempt = self._job.attempt
+            if isinstance(item, messages.Restored) and attempt and attempt.number == item.attempt:
+                self._note_last(restored=item.step, restored_from=item.source)  # for another leader
             self._loop.send([peer], item)
 
     def _join(self, peer: Peer, ready: _Ready) -> None:
-        history, failures = self._history, ready.failures
-        if self._history_from == self._leader:
+        history, failures = self._job.history, ready.failures
+        if self._job.told_by == self._leader.leader:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
-        settings = self._settings
-        memory = self._inventory()
-        own = settings.pod_name, settings.node
-        join = messages.Join(*own, history, failures, memory, ready.step, self._again)
-        self._loop.send([peer], join)
+        own, memory = (self._settings.pod_name, self._settings.node), self._inventory()
+        self._loop.send([peer], messages.Join(*own, history, failures, memory, ready.step, self._job.again))
 
     def _handle(self, message: Message, peer: Peer) -> None:
         match message:
             case MemoryPlan():
-                self._plan = message
+                self._job.plan = message
             case messages.AttemptStarted():
-                message, self._plan = replace(message, memory=self._plan), None
-                self._attempt, self._ready = message, None
-                self._history, self._history_from = message.history, self._leader
+                message = replace(message, memory=self._job.plan)
+                self._job = _Job(message.history, self._job.again, self._leader.leader, None, message)
+                self._ready = None
                 self._post(message)
-            case messages.PreemptionStarted() | messages.SaveAt() if self._attempt:
+            case messages.PreemptionStarted() | messages.SaveAt() if self._job.attempt:
                 self._post(message)
-            case messages.AttemptEnded() if self._attempt:
+            case messages.AttemptEnded() if self._job.attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
             case messages.StacksRequested() | messages.Reply() | messages.WaitsChanged():
@@ -222,7 +210,7 @@ class Member:
         """End the attempt for this pod, since the connection broke and its ranks cannot be told anything."""
         reason = error.strerror or str(error)
         self._log(f"lost the connection to the launcher of pod 0 ({reason}); connecting again")
-        if self._attempt:
+        if self._job.attempt:
             cause = self._lost(0, f"closed the connection to the rendezvous: {reason}")
             if was_closed(error):  # unless the same launcher answers again (see `_join`)
                 cause = replace(cause, kind=Kind.CONTAINER_KILLED, message="")
@@ -230,19 +218,23 @@ class Member:
             self._post(messages.LeaderLost(cause))
 
     def _end_attempt(self, failure: Failure) -> None:
-        self._attempt = None
-        self._history = [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
+        self._job.attempt = None
+        self._note_last(ended=time.time(), failure=failure)
+
+    def _note_last(self, **facts: Any) -> None:
+        """Add facts to the latest attempt of the history, which the agent holds too: so the list is a new one."""
+        self._job.history = [*self._job.history[:-1], replace(self._job.history[-1], **facts)]
 
     def _end(self, record: JobRecord) -> None:
         self._over = True
         self._post(messages.JobEnded(record))
 
     def _end_with(self, failure: Failure) -> None:
-        self._end(job_record(failure, self._history, self._settings.limits))
+        self._end(job_record(failure, self._job.history, self._settings.limits))
 
     def _lost(self, pod: int, message: str) -> Failure:
-        name = self._settings.pod_name if pod == self._settings.pod else self._pod_0
-        attempt = self._history[-1].number if self._history else 0
+        name = self._settings.pod_name if pod == self._settings.pod else self._leader.pod_name
+        attempt = self._job.history[-1].number if self._job.history else 0
         return Failure(Kind.LOST, pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
 
     # Connecting --------------------------------------------------------------------------------------------------
@@ -272,38 +264,22 @@ class Member:
         settings = self._settings
         host = LOOPBACK if settings.pod == 0 else settings.rendezvous_host  # a name is resolved anew
         sock = socket.create_connection((host, self._port), timeout=_CONNECT_TIMEOUT)
+        session = settings.session(serves=False, other="the leader at this address")
+        stream = Stream(sock, session, MESSAGES, _CONNECT_TIMEOUT)
         try:
-            session = settings.session(serves=False, other="the leader at this address")
-            connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
-            _wait(connection, lambda: session.met)
-            connection.send(messages.Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
-            answer = _wait(connection, lambda: session.authenticated)[0]
+            stream.send(messages.Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
+            answer, _ = stream.receive()
             if isinstance(answer, Refused):
                 raise _RefusedError(answer.reason)
             if not isinstance(answer, messages.Welcome):
                 raise ConnectionError("the answer is not from a leader")
         except BaseException:
-            sock.close()
+            stream.close()
             raise
         session.other = "it"
-        self._leader, self._pod_0 = answer.leader, answer.pod_name
-        return connection
+        self._leader = answer
+        return Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
 
     def _blame_self(self, failure: Failure) -> Failure:
         lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0
         return self._lost(self._settings.pod, messages.DISCONNECTED) if lost_leader else failure
-
-
-def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message]:
-    """Receive until ``ready``, and return the messages. Raises OSError, also if nothing comes in time."""
-    deadline = time.monotonic() + _CONNECT_TIMEOUT
-    received: list[Message] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection.socket, selectors.EVENT_READ)
-        while not ready():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
-            selector.select(left)
-            received += connection.receive(time.monotonic())
-    return received

@@ -196,10 +196,7 @@ class AttemptStarted(FromLeader):
 
 @dataclass(frozen=True)
 class PreemptionStarted(FromLeader):
-    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary.
-
-    A leader sends it again, with ``urgent``, when a pod has to stop after ranks were held for another reason.
-    """
+    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary."""
 
     attempt: int
     failure: Failure

@@ -5,15 +5,13 @@ The server has one for the connections of all members, and each member has one f
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import selectors
-import socket
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from flk_runtime.launcher.control import Wakeup
 from flk_runtime.launcher.transport.messages import MESSAGES, Message
 from flk_runtime.wire import Connection
 
@@ -36,24 +34,19 @@ class PeerLoop(Generic[P, T]):
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._wakeup, self._wake_end = socket.socketpair()
-        for end in (self._wakeup, self._wake_end):
-            end.setblocking(False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._wakeup = Wakeup()
+        self._selector.register(self._wakeup.socket, selectors.EVENT_READ)
         self._new: list[P] = []  # messages of theirs may have been read before
-        self._broken: list[P] = []
+        self._broken: list[tuple[P, OSError]] = []
 
     def put(self, item: T) -> None:
         """Hand an item to the thread of the loop, which wakes up. Any thread may call this."""
-        self._items.put(item)
-        with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
-            self._wake_end.send(b"\0")
+        self._wakeup.post(item)
 
     def items(self) -> Iterator[T]:
         """Yield what other threads have put."""
-        while not self._items.empty():
-            yield self._items.get()
+        while not self._wakeup.events.empty():
+            yield self._wakeup.events.get()
 
     def add(self, peer: P) -> None:
         """Serve a connection too."""
@@ -78,9 +71,7 @@ class PeerLoop(Generic[P, T]):
         new, self._new = self._new, []
         for peer, events in [*((peer, 0) for peer in new), *((key.data, events) for key, events in ready)]:
             if peer is None:
-                with contextlib.suppress(BlockingIOError):
-                    while self._wakeup.recv(4096):
-                        pass
+                self._wakeup.clear()
             else:
                 yield from self._read(peer, events)
 
@@ -88,15 +79,15 @@ class PeerLoop(Generic[P, T]):
         """Use a connection no more. It is closed by `take_broken`, when no message is being handled."""
         if not peer.error:
             peer.error = error
-            self._broken.append(peer)
+            self._broken.append((peer, error))
 
-    def take_broken(self) -> Iterator[P]:
-        """Close the connections that were given up, and yield them."""
+    def take_broken(self) -> Iterator[tuple[P, OSError]]:
+        """Close the connections that were given up, and yield them with the reasons."""
         while self._broken:
-            peer = self._broken.pop()
+            peer, error = self._broken.pop()
             self._selector.unregister(peer.connection.socket)
             peer.connection.close()
-            yield peer
+            yield peer, error
 
     def _read(self, peer: P, events: int) -> Iterator[tuple[P, Message]]:
         if peer.error:

@@ -23,7 +23,6 @@ from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Acceptor, Connection, Refused, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
-_FAREWELL = 10.0  # seconds in which a launcher that is not admitted must have read that
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
@@ -31,14 +30,11 @@ _BIND_INTERVAL = 0.5  # seconds between two tries
 
 @dataclass(eq=False)
 class _Member(Peer):
-    """A launcher that has connected. ``incarnation``, ``began`` and ``pod`` are set when it is admitted."""
+    """The launcher of a pod that takes part."""
 
-    address: str = ""
-    opened: float = 0.0  # or when it was refused
+    pod: int = 0
     incarnation: str = ""  # as in Hello
     began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
-    pod: int | None = None
-    refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
 
 
 _Arrival = tuple[Connection[Message], str, Message]  # an authenticated connection, its address and its first message
@@ -74,8 +70,7 @@ class Server:
         self._post = post
         self._log = log
         self._identity = uuid.uuid4().hex
-        self._peers: set[_Member] = set()  # all that are connected
-        self._members: dict[int, _Member] = {}  # admitted, by pod
+        self._members: dict[int, _Member] = {}  # by pod
         self._loop: PeerLoop[_Member, _Arrival] = PeerLoop()
         self._attempt_store: Any = None  # of torch
         self._leader = lead(self._send, self._serve_attempt_store)
@@ -94,10 +89,7 @@ class Server:
     def start(self) -> None:
         """Start the threads, which wait for the members to join."""
         start_thread("rendezvous-server", self._run, self._post)
-        start_thread("rendezvous-acceptor", self._accept, self._post)
-
-    def _accept(self) -> None:
-        self._acceptor.run(lambda *arrival: self._loop.put(arrival))
+        start_thread("rendezvous-acceptor", lambda: self._acceptor.run(lambda *it: self._loop.put(it)), self._post)
 
     def wait_for_members_to_leave(self) -> None:
         """Serve until all members know how the job ended, for at most the time of a lease."""
@@ -107,17 +99,24 @@ class Server:
         sweep_at = time.monotonic()
         while True:
             for peer, message in self._loop.messages(self._timeout(sweep_at)):
-                self._handle_message(peer, message, time.monotonic())
+                if isinstance(message, Heartbeat):
+                    self._loop.send([peer], Heartbeat())
+                self._leader.received(peer.pod, message, time.monotonic())
             for arrival in self._loop.items():
                 self._take(*arrival)
             # Leases are checked after all messages that have arrived are read. So no member loses its lease because
             # this process was stopped for a while.
             now = time.monotonic()
             if now >= sweep_at:
-                self._sweep(now)
+                for member in self._members.values():
+                    if silence := member.connection.silence(now):
+                        self._loop.give_up(member, ConnectionError(silence))
                 sweep_at = now + _SWEEP_INTERVAL
             self._leader.tick(now)
-            self._close_broken(now)
+            for member, error in self._loop.take_broken():
+                if self._members.get(member.pod) is member:
+                    del self._members[member.pod]
+                    self._leader.disconnected(member.pod, _reason(error), now, closed=was_closed(error))
             if self._leader.all_know_the_end:
                 self._all_left.set()
 
@@ -127,82 +126,32 @@ class Server:
 
     # Connections -------------------------------------------------------------------------------------------------
 
-    def _take(self, connection: Connection[Message], address: str, message: Message) -> None:
-        """Take an authenticated connection over from the thread of the acceptor."""
+    def _take(self, connection: Connection[Message], address: str, hello: Message) -> None:
+        """Take an authenticated connection over from the thread of the acceptor. The later launcher of a pod counts."""
+        if not isinstance(hello, Hello) or not 0 <= hello.pod < self._settings.pods:
+            connection.close()
+            self._acceptor.refuse(address, f"it is none of the {self._settings.pods} pods of the job")
+            return
         now = time.monotonic()
-        peer = _Member(connection, address=address, opened=now)
-        self._peers.add(peer)
+        peer = _Member(connection, None, hello.pod, hello.incarnation, now - hello.age)
         self._loop.add(peer)
-        self._handle_message(peer, message, now)
-
-    def _handle_message(self, peer: _Member, message: Message, now: float) -> None:
-        if peer.refused:
-            return
-        if peer.pod is None:
-            self._handle_hello(peer, message, now)
-            return
-        if isinstance(message, Heartbeat):
-            self._loop.send([peer], Heartbeat())
-        self._leader.received(peer.pod, message, now)
-
-    def _handle_hello(self, peer: _Member, message: Message, now: float) -> None:
-        if not isinstance(message, Hello):
-            self._give_up(peer, "it did not introduce itself")
-        elif not 0 <= message.pod < self._settings.pods:
-            self._give_up(peer, f"it says it is pod {message.pod} of {self._settings.pods}")
-        else:
-            self._admit(peer, message, now)
-
-    def _admit(self, peer: _Member, hello: Hello, now: float) -> None:
-        """Make an authenticated peer the member of its pod, in the place of a former one. The later launcher counts."""
-        former, peer.began = self._members.get(hello.pod), now - hello.age
-        again = former and former.incarnation == hello.incarnation
-        replaced = f"another launcher has taken the place of pod {hello.pod}"
-        if former and not again and former.began > peer.began:
-            self._refuse(peer, replaced, now)
-            return
-        if former:
-            self._leader.disconnected(hello.pod, "it connected again", now)
-            if again:
-                self._give_up(former, "it connected again")
-            else:
-                self._refuse(former, replaced, now)
-        peer.pod, peer.incarnation = hello.pod, hello.incarnation
-        self._members[hello.pod] = peer
+        if former := self._members.get(peer.pod):
+            if former.incarnation != peer.incarnation and former.began > peer.began:
+                self._refuse(peer)
+                return
+            self._leader.disconnected(peer.pod, "it connected again", now)
+            self._refuse(former)
+        self._members[peer.pod] = peer
         self._loop.send([peer], Welcome(self._identity, self._settings.pod_name))
-        self._leader.connected(hello.pod, hello.incarnation)
+        self._leader.connected(peer.pod, peer.incarnation)
 
-    def _refuse(self, peer: _Member, reason: str, now: float) -> None:
-        """Tell a launcher that it is not admitted. It closes the connection when it has read that."""
+    def _refuse(self, peer: _Member) -> None:
+        reason = f"another launcher has taken the place of pod {peer.pod}"
         self._loop.send([peer], Refused(reason))
-        peer.refused, peer.pod, peer.opened = reason, None, now
-
-    # Sending and closing -----------------------------------------------------------------------------------------
+        self._loop.give_up(peer, ConnectionError(reason))
 
     def _send(self, pods: Collection[int], message: Message) -> None:
         self._loop.send([self._members[pod] for pod in pods if pod in self._members], message)
-
-    def _close_broken(self, now: float) -> None:
-        for peer in self._loop.take_broken():
-            self._peers.discard(peer)
-            error = peer.error or ConnectionError()  # each of them has one
-            reason, closed = _reason(error), was_closed(error)
-            if peer.pod is None:
-                self._acceptor.refuse(peer.address, peer.refused or reason)
-            elif self._members.get(peer.pod) is peer:
-                del self._members[peer.pod]
-                self._leader.disconnected(peer.pod, reason, now, closed=closed)
-
-    def _give_up(self, peer: _Member, reason: str) -> None:
-        self._loop.give_up(peer, ConnectionError(reason))
-
-    def _sweep(self, now: float) -> None:
-        """Give up members whose lease is over, and launchers that do not go though they are not admitted."""
-        for peer in self._peers:
-            if silence := peer.connection.silence(now):
-                self._give_up(peer, silence)
-            elif peer.pod is None and now - peer.opened > _FAREWELL:
-                self._give_up(peer, f"it stayed for {_FAREWELL:.0f} s")
 
     def _serve_attempt_store(self) -> int:
         self._attempt_store = open_attempt_store(local=self._settings.local)

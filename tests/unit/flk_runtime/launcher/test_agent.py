@@ -28,7 +28,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
     made.phase = launcher._Phase.RUNNING
     made.attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
     reported: list[Failure] = []
-    member = SimpleNamespace(reported=reported, report_failure=lambda started, failure: reported.append(failure))
+    member = SimpleNamespace(reported=reported, send=lambda message: reported.append(message.failure))
     monkeypatch.setattr(made, "member", member, raising=False)
     return made
 
@@ -98,25 +98,6 @@ def test_a_beginning_that_the_script_corrects_before_its_first_step_is_told_agai
     assert attempt.begun
     assert len(told) == 2
     assert (attempt.history[-1].restored, lines) == (7, [])
-
-
-@pytest.mark.parametrize(("records", "lines"), [("", 1), ("gpt-record", 0)])
-def test_a_job_that_goes_on_without_a_record_of_its_attempts_says_so(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, records: str, lines: int
-) -> None:
-    page, log = ProgressPage.private(), list[str]()
-    attempt = PodAttempt(AttemptStarted(0, "10.0.0.1", 29500, [Attempt(0, 10.0, restored=7, restored_from="")], "0"))
-    agent.settings = Settings(("train.py",), records=records)
-    for name, value in {
-        "ranks": [SimpleNamespace(progress=page)],
-        "records": SimpleNamespace(log=log.append),
-        "rendezvous": True,
-    }.items():
-        monkeypatch.setattr(agent, name, value, raising=False)
-    page.restored_from, page.restored = SOURCES.index(""), 7
-    page.record_step(8)
-    agent._report_restored(attempt)
-    assert log == ["attempts are counted from 1: no record of launchers before these is kept"] * lines
 
 
 @pytest.mark.parametrize(("number", "told"), [(signal.SIGTERM, [messages.Stopping()]), (signal.SIGINT, [])])

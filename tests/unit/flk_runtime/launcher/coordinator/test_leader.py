@@ -170,12 +170,6 @@ def test_a_primary_failure_after_a_secondary_one_ends_the_attempt_at_once(job: J
     assert job.sent[2][-1] == AttemptEnded(0, primary)
 
 
-def test_reports_of_another_attempt_are_ignored(job: Job) -> None:
-    job.start()
-    job.fail(1, attempt=7)
-    job.latest(0)
-
-
 @pytest.mark.parametrize("grouped", [(), (1,), (0, 1, 2)])
 def test_ranks_that_all_ended_without_a_process_group_are_told(job: Job, grouped: tuple[int, ...]) -> None:
     """N ranks that train N times by themselves succeed, as under torchrun, but not without a word."""
@@ -348,14 +342,6 @@ def test_a_pod_is_waited_for_if_the_cause_turns_out_to_be_one_that_is_retried() 
     job.wait(5.0)
     job.join(2)
     assert job.latest(2).number == 1
-
-
-def test_nobody_is_said_to_be_waited_for_while_the_next_attempt_is_delayed(job: Job) -> None:
-    job.arrive(0, 1)
-    assert job.leader._round
-    job.leader._round.start_at = job.now + 60
-    job.wait(30.0)
-    assert job.log == []
 
 
 def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:

@@ -13,7 +13,7 @@ from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs import diagnosis as report
-from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, HangDetector, PhaseLimits, Stragglers, hangs, interval
+from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, Actions, HangDetector, Stragglers, hangs
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot, parse_stacks
 from flk_runtime.launcher.hangs.watch import CpuMeter
@@ -80,11 +80,6 @@ def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> No
     assert hangs(statuses, lambda phase: LIMIT) is expected
 
 
-@pytest.mark.parametrize("limit", [1.0, 8.0, 480.0])
-def test_a_hang_is_looked_for_often_enough(limit: float) -> None:
-    assert 0.5 <= interval(limit) <= 5
-
-
 def test_only_a_share_of_a_cpu_counts_as_cpu_time() -> None:
     meter = CpuMeter(0.0)
     meter.update(10.0, 0.4)
@@ -134,7 +129,7 @@ def test_all_ranks_in_the_same_collective() -> None:
     assert diagnose(ranks).sentence() == "ranks 0-1 are in all_reduce 812"
     ranks[1] = waiting(1, replace(REDUCE, sizes="[[20]]"))
     assert diagnose([*ranks, waiting(2)]).sentence() == (
-        "rank 1 is in all_reduce 812 with sizes [[20]], the others with [[10]]"
+        "rank 1 is in all_reduce 812 with sizes [[20]], the others in all_reduce 812 with sizes [[10]]"
     )
 
 
@@ -149,9 +144,9 @@ def test_stacks_tell_without_a_flight_recorder() -> None:
     assert diagnose([inside, replace(inside, rank=2), outside]).sentence() == (
         "rank 1 did not reach all_reduce; it is at train.py:9"
     )
-    other = replace(inside, rank=1, main=(replace_function(C10D, "broadcast"), *STACK))
+    other = replace(inside, rank=1, main=(C10D._replace(function="broadcast"), *STACK))
     assert diagnose([inside, replace(inside, rank=2), other]).sentence() == (
-        "rank 1 is in broadcast, others in all_reduce"
+        "rank 1 is in broadcast, the others in all_reduce"
     )
 
 
@@ -164,18 +159,10 @@ def test_ranks_before_their_first_group_meet_in_flk_init() -> None:
 def test_ranks_that_wait_for_nobody_are_told_by_what_they_do() -> None:
     same = [elsewhere(0, STACK[1]), elsewhere(1, STACK[1])]
     assert diagnose(same).sentence() == "ranks 0-1 do the same: each is at train.py:31"
-    in_flk = [elsewhere(rank, Frame("flk_diloco/rounds.py", 5, "wait"), STACK[1]) for rank in (0, 1)]
-    assert diagnose(in_flk).sentence() == "ranks 0-1 do the same: each is at train.py:31"
     differ = [elsewhere(0, STACK[1]), elsewhere(1, IMPORT, STACK[0])]
     assert diagnose(differ).sentence() == "ranks 0-1 are at different places"
-    places = [elsewhere(rank, STACK[rank % 2]) for rank in range(4)]
-    assert diagnose(places).sentence() == "ranks 0-3 are at different places"
     alike = [elsewhere(0, STACK[1]), elsewhere(1, Frame("flk_diloco/rounds.py", 5, "wait"), STACK[1])]
     assert diagnose(alike).sentence() == "ranks 0-1 do the same: each is at train.py:31"
-
-
-def replace_function(frame: Frame, function: str) -> Frame:
-    return frame._replace(function=function)
 
 
 LOADER = Frame("torch/utils/data/dataloader.py", 1291, "_try_get_data")
@@ -210,7 +197,7 @@ def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> 
     ranks = [waiting(rank) for rank in range(1000)]
     ranks[371] = elsewhere(371, Frame("train.py", 12, "load", "time.sleep(9)"))
     diagnosis = diagnose(ranks)
-    _, *lines = report.lines_of(report.to_dict(ranks, diagnosis, []))
+    lines = report.lines_of(report.to_dict(ranks, diagnosis, []))
     assert lines[:2] == [
         "rank 371 in gpt-worker-371 on node-b: is at train.py:12 in load",
         "  train.py:12 in load: time.sleep(9)",
@@ -249,32 +236,32 @@ Current thread 0x00007d (most recent call first):
 # Slow ranks ------------------------------------------------------------------------------------------------------
 
 
-def sampled(samples: int, *pending: int) -> list[RankStatus]:
-    return [replace(QUIET, rank=rank, samples=samples, pending=count) for rank, count in enumerate(pending)]
+def slow(*looks: tuple[int, ...]) -> dict[int, float]:
+    """The slow ranks after looks, one every 30 seconds: the number of samples, and of those that each rank waits in."""
+    stragglers = Stragglers(1.5, 60)
+    for index, (samples, *pending) in enumerate(looks):
+        ranks = [replace(QUIET, rank=rank, samples=samples, pending=count) for rank, count in enumerate(pending)]
+        stragglers.update(30.0 * index, ranks)
+    return stragglers.slow
 
 
 def test_a_rank_that_works_longer_than_the_median_is_slow() -> None:
-    stragglers = Stragglers(1.5, 60)
-    assert stragglers.update(0, sampled(0, 0, 0, 0, 0)) == {}
-    assert stragglers.update(30, sampled(150, 75, 75, 0, 75)) == {}
-    assert stragglers.update(60, sampled(300, 150, 150, 0, 150)) == {2: 2.0}
+    assert slow((0, 0, 0, 0, 0), (150, 75, 75, 0, 75)) == {}
+    assert slow((0, 0, 0, 0, 0), (150, 75, 75, 0, 75), (300, 150, 150, 0, 150)) == {2: 2.0}
 
 
 @pytest.mark.parametrize(
     "pending",
-    [(150, 150, 150), (0, 0, 0), (150, 150, 120), (297, 297, 291), (150, 150, 60)][:4],
+    [(150, 150, 150), (0, 0, 0), (150, 150, 120), (297, 297, 291)],
     ids=["all equal", "nobody waits", "a small difference", "all only wait"],
 )
 def test_ranks_that_differ_little_are_not_slow(pending: tuple[int, ...]) -> None:
-    stragglers = Stragglers(1.5, 60)
-    stragglers.update(0, sampled(0, *(0 for _ in pending)))
-    assert stragglers.update(60, sampled(300, *pending)) == {}
+    assert slow((0, 0, 0, 0), (150, 0, 0, 0), (300, *pending)) == {}
 
 
-def test_without_samples_nobody_is_slow() -> None:
-    stragglers = Stragglers(1.5, 60)
-    stragglers.update(0, sampled(0, 0, 0))
-    assert stragglers.update(60, sampled(10, 10, 0)) == {}
+def test_without_samples_or_with_other_ranks_than_before_nobody_is_slow() -> None:
+    assert slow((0, 0, 0), (5, 5, 0), (10, 10, 0)) == {}
+    assert slow((0, 0, 0), (150, 75, 75, 0), (300, 150, 150, 0)) == {}
 
 
 # The leader's side -----------------------------------------------------------------------------------------------
@@ -289,12 +276,15 @@ class Leader:
         self.waits: list[tuple[list[SlowRank], Standstill | None]] = []
         self.log: list[str] = []
         self.detector = HangDetector(
-            PhaseLimits(limit),
+            limit,
             Stragglers(1.5, 60),
-            lambda pod, number: self.requests.append((pod, number)),
-            lambda asker, answer: self.answers.append((asker, answer)),
-            lambda *waits: self.waits.append(waits),
-            self.log.append,
+            Actions(
+                lambda pod, number: self.requests.append((pod, number)),
+                lambda asker, answer: self.answers.append((asker, answer)),
+                lambda *waits: self.waits.append(waits),
+                self.log.append,
+                lambda *_: None,
+            ),
         )
         self.detector.attempt_started(4, {0: ("gpt-worker-0", "node-a"), 1: ("gpt-worker-1", "node-b")}, 0.0)
 
@@ -424,14 +414,6 @@ def test_stacks_that_somebody_wants_are_sent_although_the_attempt_ends() -> None
     leader.send_stacks(waiting(0), SLEEPS)
     leader.detector.tick(6.5)
     assert [asker for asker, _ in leader.answers] == [(0, "cli")]
-
-
-def test_without_a_limit_no_hang_ends_the_attempt() -> None:
-    leader = Leader(limit=0)
-    leader.heartbeat(WAITS, QUIET)
-    assert leader.detector.tick(600.0) is None
-    leader.send_stacks(waiting(0), SLEEPS)
-    assert leader.detector.tick(600.5) is None
 
 
 def test_stacks_on_demand_leave_the_attempt_alone() -> None:

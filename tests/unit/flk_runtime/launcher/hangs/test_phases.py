@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from flk_runtime.contract.status import Phase
-from flk_runtime.launcher.hangs.detector import LIMITS, PhaseLimits
+from flk_runtime.launcher.hangs.detector import LIMITS, limit_of
 from tests.unit.flk_runtime.launcher.hangs.test_hangs import QUIET, SLEEPS, WAITS, Leader, waiting
 
 
@@ -30,11 +31,6 @@ def test_a_silence_below_the_limit_of_its_phase_is_no_hang_and_a_longer_one_is_n
 
 
 def test_the_users_hang_timeout_wins_in_each_phase() -> None:
-    limits = PhaseLimits(60.0)
-    assert {limits.limit(phase) for phase in Phase if phase != Phase.SAVING} == {60.0}
-    assert limits.limit(Phase.SAVING) == 240.0
-    assert PhaseLimits(0).off
-
-
-def test_every_phase_has_a_limit() -> None:
-    assert list(LIMITS) == list(Phase)
+    assert {limit_of(phase, 60.0) for phase in Phase if phase != Phase.SAVING} == {60.0}
+    assert limit_of(Phase.SAVING, 60.0) == 240.0
+    assert {limit_of(phase, 0) for phase in Phase} == {math.inf}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import threading
 import time
@@ -11,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.replication import store as store_module
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.shared.shard_file import (
@@ -78,21 +75,6 @@ def receive(store: ShardStore, sent: ShardId, keep: ShardId | None = None) -> No
     """Do what the exchange does with a copy of a shard."""
     slot = store.begin(sent, SIZE, 1, keep=keep.checkpoint if keep else None)
     store.hold(slot, preamble_of(slot.path, sent))
-
-
-def test_two_saves_after_the_same_step_are_two_checkpoints(store: ShardStore) -> None:
-    store.keep_only(None, attempt="first")
-    one, two = reserve(store, 0)
-    for number, path in ((1, one), (2, two)):
-        finish(path, 7, number=number)
-        assert store.seal(path, "first") == shard(7, number=number)
-        receive(store, shard(7, rank=1, number=number))
-    both = [shard(7, rank=rank, number=number) for number in (1, 2) for rank in (0, 1)]
-    assert store.shards() == both
-    store.settle(shard(7, number=1).checkpoint, {0, 1})
-    assert store.shards() == both
-    store.settle(shard(7, number=2).checkpoint, {0, 1})
-    assert store.shards() == both[2:]
 
 
 def test_a_rank_writes_into_two_files_in_turn(store: ShardStore) -> None:
@@ -383,24 +365,6 @@ def test_shards_that_grow_keep_their_files_and_what_these_hold(store: ShardStore
         assert memory
         assert len(memory) == 10 * SIZE
         assert read_preamble(memory).step == 1
-
-
-def test_memory_is_taken_where_the_file_system_cannot_allocate(
-    store: ShardStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """glibc fails for a file that cannot be read, and for one to append to."""
-    modes: list[int] = []
-    allocate = store_module.host.allocate
-
-    def look(file: int, size: int) -> None:
-        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND))
-        allocate(file, size)
-
-    monkeypatch.setattr(store_module.host, "allocate", look)
-    store.keep_only(None, attempt="first")
-    paths = reserve(store, 0)
-    assert set(modes) == {os.O_RDWR}
-    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
 
 
 def test_a_reservation_that_fails_leaves_all_files_as_they_were(

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from flk_runtime.contract.record import SlowRank
 from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     PODS_LIMIT,
@@ -39,7 +38,7 @@ def test_lines_of_metrics_become_samples_with_the_steps_of_all_ranks() -> None:
     for pod, ranks in (0, []), (1, [status(2), status(3, seconds=0.7)]):
         usage = PodUsage(pod, f"job-{pod}", "", 1.0, memory=70 * MIB - pod)
         made.heartbeat(pod, PodStatus(0, ranks, usage))
-    made.compare({2: 0.2, 3: 0.9}, [])
+    made.compare({2: 0.2, 3: 0.9}, {})
     made.add_line(b"no metrics")
     made.add_line(b'{"step": 5, "loss": 1.5, "max_steps": 90, "mfu": NaN}')
     found = made.read()
@@ -54,7 +53,7 @@ def test_the_worst_ranks_and_their_pods_come_first() -> None:
     for pod in (0, 1):
         usage = PodUsage(pod, "?", "?", 1.0, cpu=0.5)
         made.heartbeat(pod, PodStatus(0, [status(2 * pod), status(2 * pod + 1)], usage))
-    made.compare({0: 0.3, 1: 0.3, 2: 0.9, 3: 0.4}, [SlowRank(2, "job-1", "node-1", 3.0)])
+    made.compare({0: 0.3, 1: 0.3, 2: 0.9, 3: 0.4}, {2: 3.0})
     found = made.read()
     assert [rank.rank for rank in found.ranks] == [2, 3, 0, 1]
     assert (found.ranks[0].slow, found.ranks[0].work, found.ranks[0].memory) == (3.0, 0.9, 100 * MIB)

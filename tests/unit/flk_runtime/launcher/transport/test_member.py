@@ -44,22 +44,18 @@ def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_l
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     readers: list[threading.Thread] = []
 
-    def read() -> tuple[list[Attempt], bool]:
+    def prepare() -> tuple[list[Attempt], bool, list[Failure]]:
         readers.append(threading.current_thread())
-        return HISTORY, True
-
-    def check() -> list[Failure]:
-        readers.append(threading.current_thread())
-        return [FAULT]
+        return HISTORY, True, [FAULT]
 
     settings, log = Settings(("train.py",)), list[str]()
     server = Server(settings, lambda send, store: leader, events.put, print)
     server.start()
-    member = Member(settings, server.port, events.put, log.append, lambda: None, read, check)
+    member = Member(settings, server.port, events.put, log.append, lambda: None, prepare)
     member.start()
     join = leader.joined.get(timeout=60)
     assert (join.history, join.failures, join.again) == (HISTORY, [FAULT], True)
-    assert len(readers) == 2
+    assert len(readers) == 1
     assert threading.main_thread() not in readers
     assert events.empty()
 
@@ -71,8 +67,7 @@ def test_a_lost_leader_has_the_name_of_its_pod_and_not_an_address() -> None:
     server = Server(settings, lambda send, store: leader, events.put, print)
     server.start()
     other = replace(settings, pod=1, pod_name="gpt-worker-1", rendezvous_host="127.0.0.1")
-    member = Member(other, server.port, events.put, print, lambda: None, lambda: ([], False))
-    assert member._lost(0, "").summary.startswith("pod 0 ")
+    member = Member(other, server.port, events.put, print, lambda: None, lambda: ([], False, []))
     member.start()
     leader.joined.get(timeout=60)
     assert member._lost(0, "").pod_name == "gpt-worker-0"
