@@ -26,8 +26,8 @@ MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
 
 
 def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process has to start the ranks of its pod, in a job of flk or of another operator."""
-    pod = (pod_env.PODS, pod_env.PROCESSES, pod_env.RDZV_ENDPOINT, "PET_NODE_RANK")
+    """Return whether this process has to start the ranks of its pod, in a job of flk."""
+    pod = (pod_env.PODS, pod_env.PROCESSES, pod_env.RDZV_ENDPOINT)
     return not environ.keys() & {user_env.ATTEMPT, "LOCAL_RANK"} and any(environ.get(name) for name in pod)
 
 

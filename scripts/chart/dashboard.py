@@ -26,11 +26,7 @@ PANELS: Final = (
                           (f"flk_disruptions_total{_JOB}", "disruptions"), (f"flk_slow_ranks{_JOB}", "slow ranks"))),
     ("Failures by kind", "none", ((f"flk_failures_total{_JOB} > 0", "{{kind}}"),)),
     ("Makes progress", "bool_yes_no", ((f"flk_making_progress{_JOB}", "progress"),)),
-    ("Processors", "none", ((f"flk_pod_cpu_cores{_JOB}", "{{pod}}"), (f"max(flk_pod_cpu_limit_cores{_JOB})", "limit"))),
-    ("Memory", "bytes", ((f"flk_pod_memory_bytes{_JOB}", "{{pod}}"),
-                         (f"max(flk_pod_memory_limit_bytes{_JOB})", "limit"))),
     ("GPUs are busy", "percentunit", ((f"flk_pod_gpu_busy_ratio{_JOB}", "{{pod}}"),)),
-    ("Memory of GPUs", "bytes", ((f"sum by (pod) (flk_gpu_memory_bytes{_JOB})", "{{pod}}"),)),
 )  # fmt: skip
 
 

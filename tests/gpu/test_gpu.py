@@ -152,7 +152,7 @@ def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path)
         with flk.init() as run:
             page, limit = "", time.monotonic() + 120
             x = torch.ones(4096, 4096, device=run.device)
-            while "flk_gpu_memory_bytes" not in page and time.monotonic() < limit:
+            while "flk_pod_gpu_busy_ratio" not in page and time.monotonic() < limit:
                 for _ in range(100):
                     x = (x @ x).clamp(max=1)
                 torch.cuda.synchronize()
@@ -165,8 +165,8 @@ def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path)
         launch(script, **variables)
     page = (tmp_path / "metrics").read_text()
 
-    used = [float(value) for value in re.findall(r"^flk_gpu_memory_bytes\{.*gpu=.*\} (.*)$", page, re.MULTILINE)]
-    assert max(used) > 3 * 4 * 4096**2
+    (busy,) = re.findall(r"^flk_pod_gpu_busy_ratio\{.*\} (.*)$", page, re.MULTILINE)
+    assert 0 <= float(busy) <= 1
 
 
 def test_a_profile_has_kernels(launch: Launch, tmp_path: Path) -> None:

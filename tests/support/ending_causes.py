@@ -234,12 +234,6 @@ raise AcceleratorError("CUDA error: device-side assert triggered")""",
         namespace="restricted",
     ),
     Case(
-        "setup-silent",
-        Expected("NotPrepared", "the setup command wrote nothing for 3 s", "wrote nothing", "logs"),
-        job={"replicas": 1, "setup": "sleep 600", "env": {"FLK_JOIN_TIMEOUT": "3"}},
-        namespace="restricted",
-    ),
-    Case(
         "gpu-lost",
         Expected("NodeUnhealthy", "GPU 0 is lost: it has fallen off the bus", "GPU 0 is lost", "cordon"),
         job={"replicas": 1, "restarts": 0, "disruptions": 0},

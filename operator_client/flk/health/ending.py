@@ -274,10 +274,6 @@ CAUSES: Final = (
         explained_by="any",
     ),
     Cause(
-        "NotPrepared",
-        _ended(lambda failure: failure.kind is Kind.UNPREPARED, _logs),
-    ),
-    Cause(
         "InvalidStart",
         _ended(lambda failure: failure.kind in (Kind.USAGE, Kind.MISMATCH), _image_or_logs),
         ExitCode.USAGE,

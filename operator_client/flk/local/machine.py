@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -58,6 +59,7 @@ def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str,
         user_env.NODE_NAME: socket.gethostname(),
         user_env.CHECKPOINT: str(checkpoint_place(job, folder) or scratch / "checkpoint"),
         pod_env.PARENT: str(os.getpid()),
+        pod_env.STARTED: str(time.time()),
         pod_env.SETUP_DONE: str(scratch / "setup" / "done"),
     }
     if job.pip or job.requirements:

@@ -54,7 +54,6 @@ class Kind(_Text):
     USAGE = "usage"
     MISMATCH = "mismatch"
     DIFFERENCE = "difference"
-    UNPREPARED = "unprepared"
     DEADLINE = "deadline"
     HANG = "hang"
     EXCEPTION = "exception"
@@ -171,11 +170,6 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.DIFFERENCE: Meaning(
         "the first steps differ from those of the whole model in one process, which `--verify` compares",
         0, _TRAINING, predicate="trains otherwise than one process", reason=_SAME_WAY, same=_ERROR,
-    ),
-    Kind.UNPREPARED: Meaning(
-        "the preparation of a pod writes nothing for FLK_JOIN_TIMEOUT",
-        0, _INFRASTRUCTURE, predicate="could not be prepared", reason="the other pods have waited long enough",
-        same=_ERROR,
     ),
     Kind.DEADLINE: Meaning(
         "the job's deadline passed",

@@ -24,7 +24,6 @@ from flk_runtime.launcher.control import Control, ThreadFailed, Wakeup, start_th
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.processes.forkserver import ServerDiedError
-from flk_runtime.launcher.processes.output import is_readable
 from flk_runtime.launcher.processes.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records.writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
@@ -170,22 +169,19 @@ class Agent:
         """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""
         selector, server = self.ranks.selector, self.ranks.server
         selector.register(self.wakeup.socket, selectors.EVENT_READ)
-        selector.register(server.socket, selectors.EVENT_READ)
+        selector.register(server.connection, selectors.EVENT_READ)
         if self.rendezvous:
             self.rendezvous.start()
         self.member.start()
         code = None
         while code is None:
-            rank_ended = False
             for key, _ in selector.select(self._select_timeout()):
                 if key.fileobj is self.wakeup.socket:
                     self.wakeup.clear()
                     self.ranks.pause_or_resume()
-                elif key.fileobj is server.socket:
-                    rank_ended = True
                 elif rank := self.ranks.read(int(key.fd)):
                     self._handle_report(rank)
-            while server.pending or (rank_ended and is_readable(server.socket.fileno())):
+            while server.pending:
                 exited = server.ended()
                 self._handle_rank_exit(exited.pid, exited.status)
             while self.wakeup.signals:
@@ -236,7 +232,7 @@ class Agent:
             case messages.PreemptionStarted() if running:
                 running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
-                    self.ranks.kill_within(self.settings.grace)
+                    self.ranks.end(self.settings.grace)
                 if self.rendezvous:
                     self.records.log(f"{event.failure.summary}; all ranks have to end")
             case messages.SaveAt() if running and running.preemption:
@@ -310,7 +306,7 @@ class Agent:
             if rank.crashing:
                 rank.kill_at = time.monotonic() + EXIT_TIMEOUT
             else:
-                rank.terminate(signal.SIGTERM, TERMINATE_TIMEOUT)
+                rank.end(TERMINATE_TIMEOUT, signal.SIGTERM)
 
     def _stop_ranks(self, preemption: PodPreemption, step: int) -> None:
         """Have the ranks save after ``step`` and end, or send them SIGTERM, as the leader has decided."""
@@ -319,8 +315,7 @@ class Agent:
             self.records.log(signaled if step == NO_STEP else f"all ranks stop after step {step} to save")
         if step == NO_STEP:
             preemption.release()
-            self.ranks.kill_within(self.settings.grace)
-            self.ranks.terminate_within_grace(self.stop.signal if self.stop else signal.SIGTERM)
+            self.ranks.end(self.settings.grace, self.stop.signal if self.stop else signal.SIGTERM)
         else:
             preemption.stop_at(step)
 
@@ -387,7 +382,7 @@ class Agent:
     def _handle_signal(self, number: int) -> None:
         if self.stop:
             if number == signal.SIGINT:  # Ctrl-C again; the kubelet may repeat SIGTERM, while the ranks save
-                self.ranks.kill()
+                self.ranks.end(0.0)
             return
         now, running = time.monotonic(), self._running
         self.stop = _Stop(number, now if number == signal.SIGINT else now + self.settings.grace + LAST_WAIT)
@@ -397,9 +392,9 @@ class Agent:
         if self.stop.by_user:
             failure = replace(self.ranks.new_failure(Kind.LOST), message=message)
             self.member.send(messages.FailureReport(running.started.number, failure))
-            self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
+            self.ranks.end(min(self.settings.grace, INTERRUPT_GRACE), number)
         else:
-            self.ranks.kill_within(self.settings.grace)
+            self.ranks.end(self.settings.grace)
             failure = replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
             self.member.send(messages.PreemptionRequest(running.started.number, failure))
 

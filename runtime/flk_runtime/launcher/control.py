@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract.failure import ExitCode
+from flk_runtime.system import host
 from flk_runtime.wire import serve
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,7 +63,9 @@ class Wakeup:
                 pass
 
     def _handle(self, number: int, frame: object) -> None:
-        if self.starting:  # there are no ranks yet
+        if self.starting:  # there are no ranks yet, but pip or the setup command may run
+            for process in host.children():
+                host.kill_group(process)
             os._exit(exit_code_of_signal(number))
         self.signals.append(number)
         self.wake()

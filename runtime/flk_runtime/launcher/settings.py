@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import math
 import os
-import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,12 +14,10 @@ from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.secrets import secrets_in
 from flk_runtime.contract.variable import T, Variable
 from flk_runtime.errors import SetupError, setting
-from flk_runtime.system import host
 from flk_runtime.wire import Session
 from flk_runtime.wire.listener import LOOPBACK
 
 _CHECK = "flk_runtime.check"
-_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _VARIABLE: Final = "variable"  # in the metadata of fields
 
 
@@ -52,7 +49,6 @@ class Settings:
 
     command: tuple[str, ...]  # script.py args, or -m module args
     on_restart: tuple[str, ...] = _of(pod_env.ON_RESTART)  # more arguments in every attempt but the first
-    preload: tuple[str, ...] = _of(pod_env.PRELOAD)  # modules that the fork server imports; empty: see `preload`
     restarted: str = _of(pod_env.RESTARTED)  # "yes": the job has had attempts before it was created again
     workers: int = _of(user_env.WORKERS)  # among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
@@ -174,15 +170,19 @@ class Settings:
         """The settings of this process. Raises SetupError.
 
         ``arguments`` follow ``python -m flk_runtime``: an optional ``--``, a script or ``-m module``, and the script's
-        own arguments. A pod of another operator (PyTorchJob with a Master, TrainJob) has torchrun's PET_* variables;
-        they are used if FLK_PODS, FLK_POD_INDEX and FLK_RDZV_ENDPOINT are unset.
+        own arguments.
         """
         command = list(arguments[1:]) if arguments[:1] == ["--"] else list(arguments)
         if not command or command == ["-m"]:
             raise SetupError("nothing to start: pass a script, or -m and a module")
         if command[0].startswith("-") and command[0] != "-m":
             raise SetupError(f"unknown option {command[0]}: expected a script, or -m and a module")
-        environ = {**environ, **_from_torchrun_variables(environ)}
+        if environ.get("PET_NNODES") and not environ.get(pod_env.PODS):
+            raise SetupError(
+                "an operator has set PET_NNODES here, which flk's launcher does not read, so each pod would train "
+                f"alone: start the script with torchrun, submit the job with flk, or set {pod_env.PODS}, "
+                f"{pod_env.POD_INDEX}, {pod_env.PROCESSES} and {pod_env.RDZV_ENDPOINT}"
+            )
 
         def value(variable: Variable[T]) -> T:
             return setting(variable, environ)
@@ -232,50 +232,6 @@ class Settings:
             work=value(pod_env.WORK) or os.getcwd(),
             volume=pod_layout.on_volume(value(user_env.CHECKPOINT)),
         )
-
-
-def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables, which an operator has set, by the names of flk's; empty if flk's own variables are set."""
-    pods = environ.get("PET_NNODES", "")
-    if not pods or any(environ.get(name) for name in (pod_env.PODS, pod_env.POD_INDEX, pod_env.RDZV_ENDPOINT)):
-        return {}
-    if not _NUMBER.fullmatch(pods) or pods == "0":
-        raise SetupError(
-            f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher does not run elastic jobs; start the "
-            "script with torchrun, or remove elasticPolicy from the job"
-        )
-    found: dict[str, str] = {pod_env.PODS: pods}
-    if pods != "1":
-        names = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-        missing = [name for name in names if not environ.get(name)]
-        if missing:
-            raise SetupError(
-                f"{' and '.join(missing)} must be set with PET_NNODES={pods}: add a Master to the PyTorchJob, or set "
-                f"{pod_env.PODS}, {pod_env.POD_INDEX} and {pod_env.RDZV_ENDPOINT}"
-            )
-        index, address, port = (environ[name] for name in names)
-        for name, value, limit in (names[0], index, int(pods)), (names[2], port, 1 << 16):
-            if not _NUMBER.fullmatch(value) or int(value) >= limit:
-                raise SetupError(f"{name} must be a number below {limit}, not {value!r} (PET_NNODES={pods})")
-        found[pod_env.POD_INDEX] = index
-        found[pod_env.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    if not environ.get(pod_env.PROCESSES):
-        found[pod_env.PROCESSES] = _processes(environ.get("PET_NPROC_PER_NODE", ""))
-    return found
-
-
-def _processes(text: str) -> str:
-    """Number of ranks per pod for a value of torchrun's --nproc-per-node. ``auto`` means one per GPU, else one."""
-    if text == "cpu":
-        return str(host.cpu_count())
-    if text in ("", "auto", "gpu"):
-        gpus = host.gpu_count()
-        if text == "gpu" and not gpus:
-            raise SetupError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {pod_env.PROCESSES}")
-        return str(max(1, gpus))
-    if not _NUMBER.fullmatch(text) or text == "0":
-        raise SetupError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
-    return text
 
 
 def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:

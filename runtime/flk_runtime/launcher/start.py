@@ -86,7 +86,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
-        settings = Preparation(settings).run()
+        Preparation(settings).run()
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
@@ -196,7 +196,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
+            preload(script, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
     except ImportError as error:

@@ -11,11 +11,9 @@ and starts another new one for each rank.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import gc
-import json
 import os
 import selectors
 import signal
@@ -25,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +35,6 @@ from flk_runtime.launcher.control import STOP_SIGNALS
 from flk_runtime.launcher.processes import rank_process
 from flk_runtime.system import host
 
-_CHUNK = 1 << 16  # bytes that are received at once
 # jemalloc's own thread, which pyarrow starts when it is imported: jemalloc prepares it for forks (pthread_atfork).
 _SAFE_THREAD = "jemalloc_bg_thd"
 
@@ -56,14 +54,13 @@ class ServerDiedError(RuntimeFailure):
 
 
 class ForkServer:
-    """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
+    """The launcher's client of the fork server. ``connection`` becomes readable when a rank has ended."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
+    def __init__(self, connection: Connection, pid: int) -> None:
         """``pid`` is the process id of the server at the other end of ``connection``; see `start`."""
-        self.socket = connection
+        self.connection = connection
         self.pid = pid
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
-        self._rest = b""  # received after the last message that was taken
 
     @classmethod
     def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:
@@ -72,7 +69,7 @@ class ForkServer:
         ``inherited`` are sockets of this process, which ranks must not have. To fork, this process must not have opened
         stores, and `why_unsafe` must return None.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX)  # of a message in each line
+        ours, theirs = Pipe()
         parent = os.getpid()
         if fork:
             # A garbage collection in a rank would write to all imported objects, so that their pages are copied.
@@ -92,7 +89,7 @@ class ForkServer:
                     os._exit(1)  # an exception would unwind into the launcher's frames, which write its record
         else:
             # posix_spawn and not fork: this process may have threads that hold locks.
-            theirs.set_inheritable(True)
+            os.set_inheritable(theirs.fileno(), True)
             python = [
                 sys.executable,
                 "-m",
@@ -114,52 +111,45 @@ class ForkServer:
         """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         with contextlib.suppress(BrokenPipeError):  # the server has died: `_receive` raises ServerDiedError
-            line, fds = json.dumps(request).encode() + b"\n", array.array("i", [stdout, stderr, report])
-            # A stream socket may take only a part of a long line; the descriptors go with the first byte.
-            sent = self.socket.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-            self.socket.sendall(line[sent:])
+            self.connection.send(request)
+            with _socket_of(self.connection) as end:
+                socket.send_fds(end, [b"\0"], [stdout, stderr, report])
         while True:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
             if "refused" in answer:
-                raise OSError(answer["refused"], _why_no_fork(answer["refused"]))
+                limit = "as at a limit of processes (pids.max of the pod, ulimit -u)"
+                raise OSError(answer["refused"], f"no process can be made: {os.strerror(answer['refused'])}, {limit}")
             self._exited.append(Exited(**answer))  # another rank ended first
 
     def ended(self) -> Exited:
-        """The next rank that has ended. Waits for one unless ``socket`` is readable or ``pending`` is true."""
+        """The next rank that has ended. Waits for one unless ``pending`` is true."""
         return self._exited.pop(0) if self._exited else Exited(**self._receive())
 
     @property
     def pending(self) -> bool:
-        """Whether ``ended`` returns at once although ``socket`` may not be readable."""
-        return bool(self._exited) or b"\n" in self._rest
+        """Whether ``ended`` returns at once."""
+        return bool(self._exited) or self.connection.poll()
 
-    def _receive(self) -> dict[str, Any]:
-        while b"\n" not in self._rest:
-            data = b""
-            with contextlib.suppress(ConnectionResetError):  # the server has ended, as when nothing is received
-                data = self.socket.recv(_CHUNK)
-            if not data:
-                raise ServerDiedError(_why_ended(self.pid))
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+    def _receive(self) -> dict[str, int]:
+        try:
+            answer: dict[str, int] = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise ServerDiedError(_why_ended(self.pid)) from None
         return answer
 
 
 class _Server:
     """The server's own process."""
 
-    def __init__(self, connection: socket.socket, *, fork: bool) -> None:
+    def __init__(self, connection: Connection, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
         self._pid = os.getpid()  # which forks know before they end with this process
         self._opened = contextlib.ExitStack()  # the files that a rank closes
         self._opened.enter_context(connection)
         self._selector = self._opened.enter_context(selectors.DefaultSelector())
-        self._rest = b""  # received of a request whose end has not arrived
-        self._fds = array.array("i")  # received for the next rank
 
     def run(self) -> NoReturn:
         """Serve until the launcher closes its end of the socket."""
@@ -187,33 +177,27 @@ class _Server:
                     self._serve()
 
     def _serve(self) -> None:
-        """Start the rank that is asked for, once all of the request has arrived."""
-        data, ancillary, _, _ = self._connection.recvmsg(_CHUNK, socket.CMSG_SPACE(3 * 4))
-        if not data:
+        """Start the rank that is asked for."""
+        try:
+            request = self._connection.recv()
+        except (EOFError, ConnectionResetError):
             os._exit(0)
-        for _, _, content in ancillary:
-            self._fds.frombytes(content)
-        self._rest += data
-        if self._rest.endswith(b"\n"):  # the launcher waits for an answer before it sends the next request
-            request, self._rest = json.loads(self._rest), b""
-            self._launch(request)
-
-    def _launch(self, request: dict[str, Any]) -> None:
-        fds, self._fds = self._fds, array.array("i")
+        with _socket_of(self._connection) as end:
+            fds = socket.recv_fds(end, 1, 3)[1]
         try:
             pid = os.fork()
         except OSError as error:
             answer = {"refused": error.errno or errno.EAGAIN}
         else:
             if pid == 0:
-                self._become_rank(request, list(fds))
+                self._become_rank(request, fds)
             # Both sides do it, as shells do: whichever runs first, the group exists before the launcher signals it.
             with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
                 os.setpgid(pid, pid)
             answer = {"started": pid}
         for fd in fds:
             os.close(fd)
-        self._tell(**answer)
+        self._connection.send(answer)
 
     def _reap(self) -> None:
         while True:
@@ -223,10 +207,7 @@ class _Server:
                 return
             if pid == 0:
                 return
-            self._tell(pid=pid, status=status)
-
-    def _tell(self, **values: int) -> None:
-        self._connection.sendall(json.dumps(values).encode() + b"\n")
+            self._connection.send({"pid": pid, "status": status})
 
     def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         code = 1
@@ -274,9 +255,9 @@ def _why_ended(server: int) -> str:
     return "the fork server has ended with an exception, which is a bug in flk: it is in the log of this pod"
 
 
-def _why_no_fork(number: int) -> str:
-    limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if number == errno.EAGAIN else ""
-    return f"no process can be made: {os.strerror(number)}{limit}"
+def _socket_of(connection: Connection) -> socket.socket:
+    """The socket of a connection, for what only sockets can: send and receive descriptors."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def _run_forked(command: Sequence[str]) -> int:
@@ -350,4 +331,4 @@ if __name__ == "__main__":
     sys.path.pop(0)  # -m puts the working folder there
     if pod_layout.LINUX:  # elsewhere it ends when the launcher's end of the socket is closed
         host.die_with_parent(int(sys.argv[2]))
-    _Server(socket.socket(fileno=int(sys.argv[1])), fork=False).run()
+    _Server(Connection(int(sys.argv[1])), fork=False).run()

@@ -237,15 +237,18 @@ class RankProcess:
         """Whether the rank aborts, so that a signal which ends it sooner is not the cause of its failure."""
         return is_crash(self.pipes.stderr_tail)
 
-    def terminate(self, number: int, timeout: float) -> None:
-        """Send a signal to the rank; ``timeout`` seconds later, SIGKILL follows to it and to processes that it started.
+    def end(self, timeout: float, number: int = 0) -> None:
+        """Send SIGKILL to the rank and to processes that it started in ``timeout`` seconds, unless they get it earlier.
 
-        Only the rank gets the first signal: it may need the workers of its DataLoader while it saves.
+        A signal ``number`` that is not 0 is sent now, to the rank only: it may need the workers of its DataLoader while
+        it saves.
         """
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, number)
-        self.terminated = True
-        self.kill_at = time.monotonic() + timeout
+        at = time.monotonic() + timeout
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+        if number:
+            self.terminated = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
@@ -431,26 +434,10 @@ class Ranks:
         step = rank.progress.step
         return replace(failure, rank=rank.rank, step=step if step >= 0 else None)
 
-    def terminate(self, number: int, timeout: float) -> None:
-        """Send a signal to all ranks, and SIGKILL ``timeout`` seconds later (see RankProcess.terminate)."""
+    def end(self, timeout: float, number: int = 0) -> None:
+        """Send SIGKILL to all ranks in ``timeout`` seconds, and a signal now (see RankProcess.end)."""
         for rank in self:
-            rank.terminate(number, timeout)
-
-    def terminate_within_grace(self, number: int) -> None:
-        """Send a signal to all ranks, and keep the time of SIGKILL that `kill_within` has set."""
-        for rank in self:
-            rank.terminate(number, max(0.0, (rank.kill_at or 0.0) - time.monotonic()))
-
-    def kill_within(self, seconds: float) -> None:
-        """Send SIGKILL to all ranks ``seconds`` later, unless they get it earlier."""
-        at = time.monotonic() + seconds
-        for rank in self:
-            rank.kill_at = at if rank.kill_at is None else min(at, rank.kill_at)
-
-    def kill(self) -> None:
-        """Send SIGKILL to all ranks and to the processes that they have started."""
-        for rank in self:
-            rank.kill()
+            rank.end(timeout, number)
 
     def kill_overdue(self) -> None:
         """Send SIGKILL to the ranks whose time to end has passed."""

@@ -30,13 +30,13 @@ from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.settings import Settings
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
-_PAUSE: Final = 2.0  # seconds between two writes at least
-_RETRY: Final = 30.0  # seconds after a write that failed
+_PAUSE: Final = 1.0  # seconds between two writes at least
+_RETRY: Final = 30.0  # seconds after a write that failed, if the record has not changed
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
-LIMIT: Final = 900_000  # bytes of all entries of a ConfigMap: an object of the API may have 1 MiB
-TIMEOUT: Final = 5.0  # seconds for one request, and for reading a file
+_TOO_LARGE: Final = (413, 422)  # codes of the API server for an object of more than 1 MiB
+TIMEOUT: Final = 5.0  # seconds for one request
 ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of what is in its answer
-_FILE: Final = ".flk-record-{key}.json"
+_FILE: Final = ".flk-record.json"
 
 
 class RecordArchive:
@@ -66,7 +66,6 @@ class RecordArchive:
         self._puts, self._tried = 0, 0  # how often the record has changed, and how often when a write was tried last
         self._due = 0.0  # when it is written though the record has not changed, by time.monotonic
         self._told = False  # that it cannot be written
-        self._flushes = False  # somebody waits for it
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -99,12 +98,9 @@ class RecordArchive:
                 self._entry = replace(self._entry, record=record, step=step, step_seconds=rank.step_seconds)
 
     def flush(self, seconds: float) -> None:
-        """Wait at most ``seconds`` until the latest record is written, which is tried at once."""
+        """Wait at most ``seconds`` until a write of the latest record has been tried."""
         with self._condition:
-            self._flushes = True
-            self._condition.notify_all()
             self._condition.wait_for(lambda: self._tried == self._puts, seconds)
-            self._flushes = False
 
     def read(self) -> ArchivedRecord | None:
         """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now.
@@ -124,38 +120,32 @@ class RecordArchive:
         if entry is None:
             self._log(f"ignored the record of the job in {self._place.name}: it is damaged")
             return None
+        if entry.key != entry_key(settings.job, settings.job_uid):
+            return None  # of another job with this folder
         self.created = min(self.created, entry.created)
         return entry
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(self._is_behind, max(0.0, self._due - time.monotonic()))
+                self._condition.wait_for(lambda: self._puts > self._tried, max(0.0, self._due - time.monotonic()))
                 entry, puts = self._entry, self._puts
             if entry is None:
                 continue
             lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
-            failure = self._write(
-                replace(entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry())
-            )
+            entry = replace(entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry())
+            failure = ""
+            try:
+                self._place.write(entry.key, entry.to_json())
+            except ERRORS as error:  # URLError is an OSError
+                failure = describe(error)
             with self._condition:
                 if failure and not self._told:
                     self._log(f"the record of the job is not kept in {self._place.name}: {failure}")
                 self._told = bool(failure)
                 self._tried, self._due = puts, time.monotonic() + (_RETRY if failure else INTERVAL)
                 self._condition.notify_all()
-                self._condition.wait_for(lambda: self._flushes and self._is_behind(), _RETRY if failure else _PAUSE)
-
-    def _is_behind(self) -> bool:
-        return self._puts > self._tried
-
-    def _write(self, entry: ArchivedRecord) -> str:
-        """Write an entry. Returns why that failed; empty if it did not."""
-        try:
-            self._place.write(entry.key, entry.to_json())
-        except ERRORS as error:  # URLError is an OSError
-            return describe(error)
-        return ""
+            time.sleep(_PAUSE)
 
 
 class Place(Protocol):
@@ -170,38 +160,27 @@ class Place(Protocol):
 
 
 class ConfigMap:
-    """Entries of a ConfigMap. The oldest make room."""
+    """Entries of a ConfigMap. The older half of them makes room where the API server finds it too large."""
 
     def __init__(self, name: str, folder: str = "") -> None:
         """``folder`` holds token, ca.crt and namespace."""
         self.name = f"ConfigMap {name}"
         self._object = name
         self._folder = Path(folder or pod_layout.API_FOLDER)
-        self._made_room = False
 
     def read(self, key: str) -> str:
         return self._data().get(key, "")
 
     def write(self, key: str, text: str) -> None:
         try:
-            dropped = {} if self._made_room else dict.fromkeys(self._oldest(key, len(text)))
-            self._request("PATCH", {"data": {**dropped, key: text}})
-            self._made_room = True
-        except urllib.error.HTTPError:
-            self._made_room = False  # it may have become full
-            raise
-
-    def _oldest(self, own: str, size: int) -> list[str]:
-        """Return the keys of the oldest entries, as many as have to be removed so that an entry of this size fits."""
-        entries = {key: text for key, text in self._data().items() if key != own}
-        total = size + sum(len(key) + len(text.encode()) for key, text in entries.items())
-        found = []
-        for key in sorted(entries, key=lambda key: _updated(entries[key])):
-            if total <= LIMIT:
-                break
-            total -= len(key) + len(entries[key].encode())
-            found.append(key)
-        return found
+            self._request("PATCH", {"data": {key: text}})
+        except urllib.error.HTTPError as error:
+            if error.code not in _TOO_LARGE:
+                raise
+            entries = self._data()
+            others = sorted(entries.keys() - {key}, key=lambda other: _updated(entries[other]))
+            older = others[: (len(others) + 1) // 2]
+            self._request("PATCH", {"data": {**dict.fromkeys(older), key: text}})
 
     def _data(self) -> dict[str, str]:
         data = foreign.parse_object(self._request("GET")).get("data") or {}
@@ -228,41 +207,26 @@ class ConfigMap:
 
 
 class Folder:
-    """A file in a folder on a volume. Files of former jobs with this folder are removed."""
+    """A file in a folder on a volume. It is replaced by that of another job with this folder."""
 
     def __init__(self, path: str) -> None:
         self.name = f"folder {path}"
         self._path = Path(path)
 
     def read(self, key: str) -> str:
-        found: list[str] = []
-
-        def look() -> None:
-            with contextlib.suppress(OSError, UnicodeDecodeError), open(self._file(key)) as stream:
-                found.append(stream.read(foreign.LIMIT))
-
-        thread = threading.Thread(target=look, name="record", daemon=True)  # a system call may never return
-        thread.start()
-        thread.join(TIMEOUT)
-        return found[0] if found else ""
+        with contextlib.suppress(FileNotFoundError), open(self._path / _FILE) as stream:
+            return stream.read(foreign.LIMIT)
+        return ""
 
     def write(self, key: str, text: str) -> None:
-        file = self._file(key)
         self._path.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
+        part = self._path / f"{_FILE}.part"
         part.unlink(missing_ok=True)  # a link of another job would lead elsewhere
         with open(part, "x") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        part.replace(file)
-        for other in self._path.glob(_FILE.format(key="*")):
-            if other != file:
-                with contextlib.suppress(OSError):
-                    other.unlink()
-
-    def _file(self, key: str) -> Path:
-        return self._path / _FILE.format(key=key)
+        part.replace(self._path / _FILE)
 
 
 def describe(error: Exception) -> str:

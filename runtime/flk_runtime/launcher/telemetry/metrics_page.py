@@ -4,7 +4,7 @@ Every launcher serves it at /metrics of the port FLK_METRICS_PORT, if that is se
 for, in a thread of its own, from values that the launcher's loop has left; the job does not depend on it.
 
 How many lines all pods of a job serve is bounded: in a job of more than RANKS_LIMIT ranks only pod 0 has lines for each
-rank and each GPU. What it says of all ranks, such as the slowest and the median, has as many lines as in a small job.
+rank. What it says of all ranks, such as the slowest and the median, has as many lines as in a small job.
 """
 
 from __future__ import annotations
@@ -55,14 +55,9 @@ METRICS: Final = {
     "flk_saved_step": "Step of the latest checkpoint.",
     "flk_stored_step": "Step of the latest checkpoint in storage.",
     # Of pods.
-    "flk_pod_cpu_cores": "Processors that the pod uses.",
-    "flk_pod_cpu_limit_cores": "Processors that the pod may use.",
-    "flk_pod_memory_bytes": "Memory that counts against the limit of the pod.",
-    "flk_pod_memory_limit_bytes": "Memory that the pod may use.",
     "flk_pod_gpu_busy_ratio": "Share of the time in which a kernel ran, as a mean of the GPUs of the pod.",
-    "flk_gpu_memory_bytes": "Memory of the GPU that is used.",
 }
-# The metrics of the fields of RankStatus, Sample and PodUsage that have one.
+# The metrics of the fields of RankStatus and Sample that have one.
 _OF_RANK: Final = {
     "step": "flk_step",
     "saved": "flk_saved_step",
@@ -77,13 +72,6 @@ _OF_SAMPLES: Final = {
     "communication": "flk_communication_ratio",
     "step_seconds": "flk_median_step_seconds",
 }
-_OF_POD: Final = {
-    "cpu": "flk_pod_cpu_cores",
-    "cpu_limit": "flk_pod_cpu_limit_cores",
-    "memory": "flk_pod_memory_bytes",
-    "memory_limit": "flk_pod_memory_limit_bytes",
-}
-
 Add = Callable[[str, Iterable[tuple[Mapping[str, object], "float | None"]]], None]
 
 
@@ -181,8 +169,8 @@ class MetricsPage:
         if self._details:
             for field, name in _OF_RANK.items():
                 add(name, (({"rank": rank.rank, **self._node}, getattr(rank, field)) for rank in self._ranks))
-        if self._usage:
-            self._add_usage(add, self._usage)
+        if gpus := self._usage.gpus if self._usage else []:
+            add("flk_pod_gpu_busy_ratio", [(self._node, sum(gpu.busy for gpu in gpus) / len(gpus))])
         return "\n".join(lines) + "\n"
 
     def _add_record(self, add: Add) -> None:
@@ -216,16 +204,6 @@ class MetricsPage:
             add(name, [(attempt, getattr(sample, field))])
         slowest = {**attempt, "rank": sample.slowest_rank}
         add("flk_slowest_work_seconds", [(slowest, sample.slowest_seconds)])
-
-    def _add_usage(self, add: Add, usage: PodUsage) -> None:
-        for field, name in _OF_POD.items():
-            add(name, [(self._node, getattr(usage, field))])
-        gpus = usage.gpus
-        if gpus:
-            add("flk_pod_gpu_busy_ratio", [(self._node, sum(gpu.busy for gpu in gpus) / len(gpus))])
-        if self._details:
-            memory = (({**self._node, "gpu": index}, gpu.memory) for index, gpu in enumerate(gpus))
-            add("flk_gpu_memory_bytes", memory)
 
 
 def _labels(labels: Mapping[str, object]) -> str:

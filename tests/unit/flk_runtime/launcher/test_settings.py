@@ -7,7 +7,6 @@ import math
 import pytest
 
 from flk_runtime.launcher.settings import Settings, SetupError
-from flk_runtime.system import host
 
 POD = {
     "FLK_JOB": "gpt",
@@ -105,63 +104,12 @@ def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) 
         assert name in str(caught.value)
 
 
-MASTER_AND_WORKER = {
-    "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpt-master-0", "MASTER_PORT": "23456", "PET_NODE_RANK": "1",
-    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "gpt-master-0", "PET_MASTER_PORT": "23456",
-}  # fmt: skip
-
-
-def test_the_variables_of_torchrun_are_used_in_pods_of_other_operators() -> None:
-    settings = Settings.from_environment(["train.py"], MASTER_AND_WORKER)
-    assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (1, 2, 2, 4)
-    assert (settings.rendezvous_host, settings.rendezvous_port) == ("gpt-master-0", 23456)
-    assert (
-        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).rendezvous_host
-        == "fd00::1"
-    )
-    assert Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"FLK_PROCESSES": "8"}).world_size == 16
-    alone = Settings.from_environment(["t.py"], {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"})
-    assert (alone.pods, alone.processes, alone.rendezvous_port) == (1, 3, 0)
-
-
-def test_the_variables_of_flk_take_precedence_over_those_of_torchrun() -> None:
-    # The operator sets some of torchrun's in jobs of flk too.
-    settings = Settings.from_environment(["t.py"], POD | {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "auto"})
+def test_the_variables_of_an_operator_are_refused_where_flk_has_not_made_the_job() -> None:
+    variables = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"}
+    with pytest.raises(SetupError, match="PET_NNODES here, which flk's launcher does not read"):
+        Settings.from_environment(["t.py"], variables)
+    settings = Settings.from_environment(["t.py"], POD | variables)  # the operator sets them in jobs of flk too
     assert (settings.pods, settings.processes) == (4, 2)
-    assert Settings.from_environment(["t.py"], {"PET_NPROC_PER_NODE": "9"}).processes == 1
-
-
-@pytest.mark.parametrize(("asked", "gpus", "expected"), [("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2), ("cpu", 2, 6)])
-def test_number_of_processes_for_auto_gpu_and_cpu(
-    asked: str, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(host, "cpu_count", lambda: 6)
-    assert Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": asked}).processes == expected
-
-
-@pytest.mark.parametrize(
-    ("variables", "names"),
-    [
-        ({"PET_NNODES": "1:4"}, ["PET_NNODES", "'1:4'", "elastic", "torchrun"]),
-        ({"PET_NNODES": "0"}, ["PET_NNODES", "'0'"]),
-        ({"PET_NODE_RANK": "", "PET_MASTER_ADDR": ""}, ["PET_NODE_RANK and PET_MASTER_ADDR", "a Master"]),
-        ({"PET_NODE_RANK": "2"}, ["PET_NODE_RANK", "'2'"]),
-        ({"PET_MASTER_PORT": "70000"}, ["PET_MASTER_PORT", "'70000'"]),
-        ({"PET_NPROC_PER_NODE": "xpu"}, ["PET_NPROC_PER_NODE", "'xpu'"]),
-    ],
-)
-def test_a_wrong_variable_of_torchrun_is_named(variables: dict[str, str], names: list[str]) -> None:
-    with pytest.raises(SetupError) as caught:
-        Settings.from_environment(["train.py"], MASTER_AND_WORKER | variables)
-    for name in names:
-        assert name in str(caught.value)
-
-
-def test_one_process_per_gpu_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "gpu_count", lambda: 0)
-    with pytest.raises(SetupError, match="PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set FLK_PROCESSES"):
-        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m"], ["--nproc", "2", "t.py"]])

@@ -127,6 +127,4 @@ def test_summary_of_the_check() -> None:
 def test_check_starts_ranks_in_a_pod_and_not_in_a_rank() -> None:
     assert must_launch_ranks({"FLK_PODS": "2", "FLK_RDZV_ENDPOINT": "a:1"})
     assert not must_launch_ranks({"FLK_PODS": "2", "FLK_ATTEMPT": "0"})
-    assert must_launch_ranks({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1"})
-    assert not must_launch_ranks({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1", "LOCAL_RANK": "0"})
     assert not must_launch_ranks({"RANK": "0"})

@@ -30,7 +30,6 @@ JOB_OPTIONS = [
     "--ephemeral-storage 1GB",
     "--image-pull-policy always",
     "--pip -r",
-    "--preload 1st",
     "--requirements none.txt",
     "--setup ''",
     '--on-restart "\'open"',

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -101,24 +101,9 @@ def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) ->
             os.killpg(pid, signal.SIGKILL)
             assert server.ended() == forkserver.Exited(pid, signal.SIGKILL)
     finally:
-        server.socket.close()
+        server.connection.close()
         os.waitpid(server.pid, 0)
         os.close(read), os.close(write)
-
-
-def test_a_request_is_served_when_all_of_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    taken: list[Any] = []
-    with ours, theirs:
-        server = forkserver._Server(theirs, fork=True)
-        monkeypatch.setattr(server, "_launch", taken.append)
-        ours.sendall(b'{"folder":')
-        server._serve()
-        assert not taken
-        ours.sendall(b' "a"}\n')
-        server._serve()
-        assert taken == [{"folder": "a"}]
-        server._opened.close()
 
 
 def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +113,14 @@ def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(monkeypatch
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     with ours, theirs:
         asked, server = forkserver.ForkServer(ours, 1), forkserver._Server(theirs, fork=True)
         monkeypatch.setattr(os, "fork", fork)
-        server._launch({})
+        ours.send({})
+        with forkserver._socket_of(ours) as end:
+            socket.send_fds(end, [b"\0"], [0, 0, 0])
+        server._serve()
         with pytest.raises(OSError, match=why):
             asked.launch(["train.py"], {}, ".", 0, 0, 0)
         server._opened.close()
@@ -164,7 +152,7 @@ def test_an_exception_in_the_server_does_not_go_on_in_the_frames_of_the_launcher
 def test_a_server_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None:
     server = forkserver.ForkServer.start(fork=False)
     os.kill(server.pid, signal.SIGKILL)
-    with server.socket, pytest.raises(forkserver.ServerDiedError, match=r"^the fork server was killed by SIGKILL$"):
+    with server.connection, pytest.raises(forkserver.ServerDiedError, match=r"^the fork server was killed by SIGKILL$"):
         server.ended()
 
 

@@ -15,9 +15,9 @@ from flk_runtime.launcher.processes import preparation
 from flk_runtime.launcher.processes.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings
 
-MISSING = "ERROR: Could not find a version that satisfies the requirement a==9 (from versions: {versions})\n" + (
-    "ERROR: No matching distribution found for a==9\n"
-)
+MISSING = """ERROR: Could not find a version that satisfies the requirement a==9 (from versions: none)
+ERROR: No matching distribution found for a==9
+"""
 
 
 class Pod:
@@ -39,11 +39,10 @@ class Pod:
         path.chmod(0o755)
         self.patch.setattr(Preparation, "_environment", lambda _: str(path))
 
-    def prepare(self, *, deadline: float = 0.0, join_timeout: float = 60.0, **environ: str) -> Settings:
+    def prepare(self, *, deadline: float = 0.0, **environ: str) -> None:
         for name, value in environ.items():
             self.patch.setenv(f"FLK_{name}", value)
-        settings = Settings(("t.py",), work=str(self.work), deadline=deadline, join_timeout=join_timeout)
-        return Preparation(settings).run()
+        Preparation(Settings(("t.py",), work=str(self.work), deadline=deadline)).run()
 
     def failure(self, **options: Any) -> PreparationError:
         with pytest.raises(PreparationError) as caught:
@@ -72,7 +71,7 @@ def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pyt
     assert os.environ["PATH"].startswith(str(pod.work / ".flk" / "packages" / "bin"))
     lines = capfd.readouterr().err.splitlines()
     assert lines[:2] == [
-        "[pod 0] installing packages: a>=1 c @ https://****@host/c.whl -r r.txt",
+        "[pod 0] installing packages: a>=1 c @ https://me:***@host/c.whl -r r.txt",
         "[pod 0] pip: Collecting a",
     ]
     assert lines[2].startswith("[pod 0] installed packages in ")
@@ -82,8 +81,8 @@ def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pyt
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (MISSING.format(versions="none"), "No matching distribution found for a==9"),
-        ("error: subprocess-exited-with-error\nnote: not pip's\n", "subprocess-exited-with-error"),
+        (MISSING, "ERROR: No matching distribution found for a==9"),
+        ("error: subprocess-exited-with-error\nnote: not pip's\n", "error: subprocess-exited-with-error"),
         ("Killed\n", "Killed"),
     ],
 )
@@ -98,26 +97,8 @@ def test_a_failed_pip_ends_the_job_with_its_last_lines(pod: Pod, said: str, mess
     )
 
 
-BROKEN = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "kind"),
-    [
-        (BROKEN + MISSING.format(versions="none"), Kind.UNPREPARED),
-        (BROKEN + MISSING.format(versions="1, 2"), Kind.USAGE),
-        (BROKEN + "error: subprocess-exited-with-error\n", Kind.USAGE),
-    ],
-)
-def test_an_index_is_the_reason_only_where_pip_has_found_nothing(pod: Pod, said: str, kind: Kind) -> None:
-    (pod.work / "said").write_text(said)
-    pod.pip(f"cat {pod.work}/said; exit 1")
-    error = pod.failure(PIP="a==9")
-    assert (error.kind, "connection broken" in str(error)) == (kind, kind is Kind.UNPREPARED)
-
-
 def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) -> None:
-    pod.prepare(SETUP="echo x >> ran; sleep 60 >/dev/null 2>&1 & echo $! > left")
+    pod.prepare(SETUP="echo x >> ran; sleep 60 & echo $! > left")
     os.kill(int((pod.work / "left").read_text()), signal.SIGKILL)  # what it leaves in the background lives on
     pod.prepare()
     assert (pod.work / "ran").read_text() == "x\n"
@@ -128,15 +109,11 @@ def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) 
     assert str(pod.failure(SETUP="kill -9 $$")) == "the setup command was killed by signal 9"
 
 
-def test_deadline_and_silence_end_the_preparation_and_its_processes(pod: Pod) -> None:
-    late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=3.0)
+def test_the_deadline_ends_the_preparation_and_its_processes(pod: Pod) -> None:
+    late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=1.0)
     assert (late.kind.meaning.code, late.kind) == (ExitCode.TIMEOUT, Kind.DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.killpg(int((pod.work / "group").read_text()), 0)
-    quiet = pod.failure(SETUP="sleep 60", deadline=0, join_timeout=0.3)
-    assert (str(quiet), quiet.kind) == ("the setup command wrote nothing for 0.3 s", Kind.UNPREPARED)
-    left = pod.prepare(SETUP="true", deadline=100).deadline
-    assert 50 < left < 100
 
 
 def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(pod: Pod) -> None:

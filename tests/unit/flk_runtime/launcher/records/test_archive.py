@@ -46,20 +46,23 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     class Handler(BaseHTTPRequestHandler):
         data: ClassVar[dict[str, str]] = {}
         refused = 0
+        limit = 1 << 20  # characters of all entries
         cut = 0  # bytes that an answer lacks at its end
         seen: ClassVar[list[tuple[str, str, str]]] = []
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.seen.append((self.command, self.path, str(self.headers["Authorization"])))
-            if self.command == "PATCH" and not self.refused:
-                for name, text in json.loads(body)["data"].items():
-                    if text is None:
-                        self.data.pop(name, None)
-                    else:
-                        self.data[name] = text
+            refused = self.refused
+            if self.command == "PATCH" and not refused:
+                patched = {**self.data, **json.loads(body)["data"]}
+                kept = {name: text for name, text in patched.items() if text is not None}
+                refused = 422 if sum(map(len, kept.values())) > self.limit else 0
+            if self.command == "PATCH" and not refused:
+                self.data.clear()
+                self.data.update(kept)
             answer = json.dumps({"data": self.data}).encode()
-            self.send_response(self.refused or 200)
+            self.send_response(refused or 200)
             self.send_header("Content-Length", str(len(answer) + self.cut))
             self.end_headers()
             self.wfile.write(answer)
@@ -120,8 +123,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
 def test_the_last_record_is_written_at_once(
     server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    monkeypatch.setattr(record_archive, "_PAUSE", 3600.0)
-    monkeypatch.setattr(record_archive, "_RETRY", 3600.0)
+    monkeypatch.setattr(record_archive, "_PAUSE", 0.0)
     server.refused = refused
     kept, _ = keeper()
     kept.put_record(RUNNING)
@@ -199,6 +201,8 @@ def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, k
     kept, log = keeper()
     assert kept.read() is None
     server.data["gpt.uid-1"] = other.to_json()
+    assert kept.read() is None
+    server.data["gpt.uid-1"] = replace(other, uid="uid-1").to_json()
     assert kept.read() is not None
     server.refused = 403
     assert kept.read() is None
@@ -226,12 +230,11 @@ def test_without_a_uid_the_record_may_be_another_jobs(server: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"updated":NaN}', "9" * 5_000, "", '{"record":' * 5_000], ids=lambda text: text[:9]
 )
-def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(
-    server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(server: Any, keeper: Any, text: str) -> None:
     """They are read to find the oldest, which makes room."""
-    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
-    server.data |= {"other.u": text, "another.u": "x" * 3_000}
+    newer = ArchivedRecord("newer", "u", 1, 1, 0.0, 1.0, RUNNING)
+    server.data |= {newer.key: newer.to_json(), "other.u": text.ljust(3_000)}
+    server.limit = sum(map(len, server.data.values()))
     kept, log = keeper()
     kept.put_record(RUNNING)
     kept.flush(8.0)
@@ -240,6 +243,7 @@ def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry
     assert entry.record == FAILED
+    assert newer.key in server.data
     assert log == []
 
 
@@ -253,8 +257,8 @@ def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> Non
     assert line.startswith("the record of the job is not kept in ConfigMap records: IncompleteRead(")
 
 
-def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
+def test_the_oldest_records_make_room(server: Any, keeper: Any) -> None:
+    server.limit = 3_000
     for number in range(6):
         old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
         server.data[old.key] = old.to_json()

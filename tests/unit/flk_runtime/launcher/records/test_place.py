@@ -55,7 +55,7 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
     later.write_running(RUNNING)
     assert later._kept
     later._kept.flush(60.0)
-    assert os.listdir(folder) == [".flk-record-gpt.uid-2.json"]
+    assert os.listdir(folder) == [".flk-record.json"]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,6 @@ def test_no_record_is_kept_where_it_would_be_lost_or_taken_for_another_jobs(
     assert not writer(settings_of(folder, **variables))[0]._kept
 
 
-def test_a_folder_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flk_runtime.launcher.records.archive.TIMEOUT", 0.01)
-    os.mkfifo(tmp_path / ".flk-record-gpt.json")  # whoever reads it waits
-    assert Folder(str(tmp_path)).read("gpt") == ""
-
-
 def test_a_folder_that_cannot_be_written_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     records, lines = writer(settings_of(str(tmp_path / "file" / "gpt")))
@@ -96,10 +90,9 @@ def test_a_record_is_written_through_no_link_of_another_job(tmp_path: Path) -> N
     own.write_text("precious")
     volume = tmp_path / "volume"
     volume.mkdir()
-    (volume / ".flk-record-gpt.part").symlink_to(own)
-    (volume / ".flk-record-other.json").mkdir()
+    (volume / ".flk-record.json.part").symlink_to(own)
     place = Folder(str(volume))
     place.write("gpt", "{}")
     assert (place.read("gpt"), own.read_text()) == ("{}", "precious")
-    (volume / ".flk-record-gpt.json").write_text("x" * 10_000_000)
+    (volume / ".flk-record.json").write_text("x" * 10_000_000)
     assert len(place.read("gpt")) < 5_000_000

@@ -92,14 +92,10 @@ def test_every_line_has_namespace_job_and_the_name_of_the_pod(make: Make) -> Non
     assert 'flk_step{job="gpt",pod="gpt-worker-0",rank="0"} 3' in unknown.text()
 
 
-def test_the_usage_of_the_pod_and_of_its_gpus(make: Make) -> None:
+def test_the_use_of_the_gpus_of_the_pod(make: Make) -> None:
     page = make()
     page.put_progress([], None, USAGE)
-    found = values(page)
-    assert found['flk_pod_cpu_cores{node="n1"}'] == 1.5
-    assert found['flk_pod_gpu_busy_ratio{node="n1"}'] == 0.25
-    assert found['flk_gpu_memory_bytes{node="n1",gpu="1"}'] == 1
-    assert not any(name.startswith("flk_pod_memory_limit") for name in found)
+    assert values(page)['flk_pod_gpu_busy_ratio{node="n1"}'] == 0.25
 
 
 def test_ranks_have_their_numbers_and_exact_steps(make: Make) -> None:
@@ -159,12 +155,10 @@ def full(make: Make, **settings: Any) -> MetricsPage:
     """A page with all that a pod can have, of eight ranks and GPUs."""
     sample = Sample(3.0, 2, 4, 1.0, 2.0, 3.0, 0.4, 0.1, 0.2, 0.5, 0.25, 6)
     page = make(replace(JOB, history=[sample]) if settings.get("pod", 0) == 0 else None, **settings)
-    gpu = GpuUsage(0.1, 1, 2)
     if settings.get("pod", 0) == 0:
         page.put_record(RECORD)
     goodput = Goodput(9.0, {"computing": 3.0}, 0, 3)
-    usage = replace(USAGE, memory_limit=1, gpus=[gpu] * 8)
-    page.put_progress([progress(3, rank) for rank in range(8)], goodput, usage)
+    page.put_progress([progress(3, rank) for rank in range(8)], goodput, USAGE)
     return page
 
 
@@ -179,8 +173,8 @@ def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
     def lines(**settings: Any) -> int:
         return sum(line.startswith("flk_") for line in full(make, processes=8, **settings).text().splitlines())
 
-    assert lines(pod=1, pods=2) == 5 + 8 * 3 + 8
-    assert lines(pod=1, pods=1000) == 5
+    assert lines(pod=1, pods=2) == 1 + 8 * 3
+    assert lines(pod=1, pods=1000) == 1
     assert lines(pod=0, pods=1000) < 150
 
 
