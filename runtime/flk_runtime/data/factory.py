@@ -22,8 +22,6 @@ def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
     if isinstance(dataset, DataLoader):
         raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")
     if not is_stream(dataset):
-        if not context.options.split:
-            raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
         return Loader(dataset, context)
     if context.options.shuffle:
         raise SetupError(

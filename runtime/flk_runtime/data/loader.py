@@ -28,7 +28,6 @@ class LoaderOptions:
 
     - ``batch_size``: samples of a rank's micro-batch; None with ``batch_sampler=``, which makes them.
     - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
-    - ``split``: False declares that an iterable is already split over ranks and workers.
     - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
       fewer samples or a few more.
     - ``accumulate``: the loader collates so many micro-batches for a step, and gives them together, for
@@ -41,7 +40,6 @@ class LoaderOptions:
 
     batch_size: int | None
     shuffle: bool | None = None
-    split: bool = True
     drop_last: bool = False
     accumulate: int | None = None
     seed: int | None = None

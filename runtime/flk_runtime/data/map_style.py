@@ -15,7 +15,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.data import order, samplers
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
-from flk_runtime.data.partition import DataShard, shard_range
+from flk_runtime.data.partition import shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError, setting
@@ -69,10 +69,6 @@ class Loader(EpochLoader):
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
             raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
-        if isinstance(dataset, DataShard):
-            raise SetupError(
-                "the data is already a shard of one rank: give the loader the whole data, and it splits it"
-            )
         super().__init__(context)
         options = context.options
         self._drop_last = options.drop_last

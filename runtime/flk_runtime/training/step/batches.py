@@ -95,7 +95,7 @@ class Batches(LoaderEvents):
             events=self,
             full_world_size=full if part is None else parts,
         )
-        if context.workers > 1 and options.split:
+        if context.workers > 1:
             dataset = share_of_worker(dataset, context.worker, context.workers)
         shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
         _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
@@ -272,12 +272,12 @@ class Batches(LoaderEvents):
 
 def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:
     """Raise SetupError on all ranks if the options of a loader or its data differ between them. Collective."""
-    common = {"batch_size": options.batch_size, "split": options.split}
-    shards = count_shards(dataset) if options.split else 1
+    common = {"batch_size": options.batch_size}
+    shards = count_shards(dataset)
     if shards > 1:  # which are divided among the workers of all ranks
         common |= {"shards of the dataset": shards, "num_workers": options.of_torch.get("num_workers", 0)}
     compare_options(name, common | shared)
-    if not options.split or not compares():
+    if not compares():
         return
     lines = [("length of the dataset", str(length_of(dataset)))]
     # A stream without shards is compared as it is read.

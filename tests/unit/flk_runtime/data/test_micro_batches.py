@@ -146,14 +146,6 @@ def test_an_iterable_keeps_its_global_batch_too() -> None:
     assert shares.found[4:] == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
 
 
-def test_data_that_is_split_already_has_as_many_micro_batches_on_all_ranks() -> None:
-    """Though one rank has a full step left, and another one a single sample."""
-    loader = IterableLoader(_Numbers(5), loader_context(2, 0, 2, split=False, accumulate=2))
-    loader._ask = lambda found: lambda: (2, found[0] + 4) if found else (0, 0)  # type: ignore[method-assign]
-    batches = [[(part.tolist(), fraction) for part, fraction in parts_of(batch)[1]] for batch in loader]
-    assert batches == [[([0, 1], 0.5), ([2, 3], 0.5)], [([4], 1.0), ([4], 0.0)]]
-
-
 class _Numbers(torch.utils.data.IterableDataset[int]):
     def __init__(self, count: int) -> None:
         self.count = count
