@@ -242,8 +242,8 @@ def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> N
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
     for one in ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}):
         assert one.lines == [
-            "loader-7: a IterableDataset that splits itself over ranks would be split twice and lose data: pass a whole "
-            "dataset, or read this one by torch's DataLoader",
+            "loader-7: a IterableDataset that splits itself over ranks would be split twice and lose data: pass a "
+            "whole dataset, or read this one by torch's DataLoader",
             "a DatasetDict is not a dataset: pass one of its entries ('train')",
         ]
 

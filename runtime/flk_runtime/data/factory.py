@@ -59,6 +59,7 @@ def is_stream(dataset: Any) -> bool:
     if isinstance(dataset, Mapping):
         entries = ", ".join(map(repr, list(dataset)[:3]))
         raise SetupError(f"a {type(dataset).__name__} is not a dataset: pass one of its entries ({entries})")
-    if isinstance(dataset, IterableDataset):  # has a __getitem__ that always fails
-        return True
-    return hasattr(dataset, "__iter__") and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+    has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not has_index and not hasattr(dataset, "__iter__"):
+        raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a dataset or an iterable")
+    return isinstance(dataset, IterableDataset) or not has_index  # that has a __getitem__ which always fails

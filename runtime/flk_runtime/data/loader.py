@@ -166,6 +166,7 @@ class EpochLoader:
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
         self.is_trained = False  # a step has trained with it, at any time
+        self.latest = StepShare(context.world_size, 1, 1)  # this rank's share of the step of the latest batch
         self._context, self._seed = context, int(context.seed)  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
@@ -373,7 +374,7 @@ class EpochLoader:
 
         ``positions``: how far the position moves with it, and ``data`` what else belongs to the position then.
         """
-        self._at = Position(self._at.epoch, self._at.consumed + positions, data)
+        self._at, self.latest = Position(self._at.epoch, self._at.consumed + positions, data), share
         parts = to_device(parts, self._context.device)
         self._context.events.give(self, share)
         return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)

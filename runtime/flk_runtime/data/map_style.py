@@ -63,12 +63,10 @@ _GIVEN = {order.OWN: "shuffle=False", order.SHUFFLED: "shuffle=True", order.SAMP
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
-    Raises SetupError for a dataset without length and index, and for one that is too small.
+    Raises SetupError for a dataset that is too small.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
-            raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
         super().__init__(context)
         options = context.options
         self._drop_last = options.drop_last

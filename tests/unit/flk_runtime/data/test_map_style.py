@@ -364,8 +364,6 @@ def test_an_interrupted_last_step_of_an_epoch_leaves_no_step() -> None:
 
 
 def test_what_a_loader_refuses() -> None:
-    with pytest.raises(SetupError, match="map-style"):
-        Loader(iter([1]), loader_context(1))
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]

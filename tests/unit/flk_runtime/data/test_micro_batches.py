@@ -112,16 +112,6 @@ def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
             assert part["time"].shape == (3, len(part["lengths"]))
 
 
-def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
-    (batch, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2, accumulate=2)))
-    assert len(batch.parts) == 2
-    for wrong in (lambda: batch[0], lambda: len(batch), lambda: list(batch)):
-        with pytest.raises(SetupError, match=r"loop over run.micro_batches\(batch\)"):
-            wrong()
-    with pytest.raises(AttributeError, match=r"loop over run.micro_batches\(batch\)"):
-        batch.to("cpu")
-
-
 def test_a_batch_that_the_script_made_is_refused() -> None:
     for batch, kind in (
         (torch.ones(4), "Tensor"),

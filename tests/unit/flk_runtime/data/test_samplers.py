@@ -166,5 +166,5 @@ def test_options_that_contradict_a_sampler_are_refused() -> None:
         )
         with pytest.raises(SetupError, match=text):
             list(Loader(DATA, loader_context(size, 0, world_size, **own)))
-    with pytest.raises(SetupError, match="sampler= cannot be passed: an evaluation takes every sample once"):
-        EvaluationLoader(DATA, loader_context(4, sampler=[1]))
+    evaluation = EvaluationLoader(DATA, loader_context(2, sampler=[3, 1, 2]))
+    assert [[batch.tolist() for (batch,), _ in evaluation] for _ in range(2)] == [[[3, 1], [2]]] * 2

@@ -176,10 +176,10 @@ def test_an_invalid_use_of_nccl_is_final_when_it_happens_again() -> None:
 
 def test_a_kind_that_only_a_later_version_knows_is_read() -> None:
     recorded = {"kind": "of a later version", "news": 1, "message": "the moon is full", "pod": 1, "rank": 2}
-    failure = foreign.read_typed(Failure, recorded)
+    failure = foreign.read(Failure, recorded)
     assert (failure.kind, failure.code, failure.rank) == (Kind.UNKNOWN, 100, 2)
     assert failure.message in failure.summary
-    assert foreign.read_typed(Failure, json.loads(json.dumps(asdict(failure)))) == failure
+    assert foreign.read(Failure, json.loads(json.dumps(asdict(failure)))) == failure
 
 
 def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
