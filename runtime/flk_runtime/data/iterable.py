@@ -39,8 +39,8 @@ class IterableLoader(EpochLoader):
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         options = dict(context.options.of_torch)
-        if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
-            raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
+        if "sampler" in options:
+            raise SetupError(f"sampler= is for data with an index: a {type(dataset).__name__} has its own order")
         _check_not_split(dataset, context.name)
         super().__init__(context)
         workers = options.pop("num_workers", 0)
@@ -142,10 +142,8 @@ class IterableLoader(EpochLoader):
     def _state(self, at: Position) -> dict[str, Any]:
         return self._reader.state_dict(at.data or self._reader.unread)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position from `state_dict`. Raises CheckpointError for one of other data."""
-        self._restore(state, self._reader.start_of(state))
-        self._go(self._at)
+    def _data_of(self, state: Mapping[str, Any]) -> Any:
+        return self._reader.start_of(state)
 
     def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
         """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""

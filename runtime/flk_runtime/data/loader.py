@@ -15,18 +15,26 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from flk_runtime.contract.variable import is_count
+from flk_runtime.data import order
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, count_pieces
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import pytree, rng
 
 T = TypeVar("T")
+# What gives a loader each order.
+_GIVEN = {
+    order.OWN: "shuffle=False",
+    order.SHUFFLED: "shuffle=True",
+    order.SAMPLED: "a sampler",
+    order.STREAM: "an iterable",
+}
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
     """The options of `Run.loader`, which are the same on all ranks.
 
-    - ``batch_size``: samples of a rank's micro-batch; None with ``batch_sampler=``, which makes them.
+    - ``batch_size``: samples of a rank's micro-batch.
     - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
     - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
       fewer samples or a few more.
@@ -38,7 +46,7 @@ class LoaderOptions:
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
 
-    batch_size: int | None
+    batch_size: int
     shuffle: bool | None = None
     drop_last: bool = False
     accumulate: int | None = None
@@ -50,23 +58,26 @@ class LoaderOptions:
         """Raises SetupError for sizes that are no whole numbers, and for options that a loader sets itself."""
         of_torch = {name: value for name, value in self.of_torch.items() if value is not None}  # None is the default
         object.__setattr__(self, "of_torch", of_torch)
-        for name, what in (
-            ("batch_size", "samples per rank and micro-batch"),
-            ("accumulate", "micro-batches per step"),
+        for name, value in (
+            ("batch_size", self.batch_size),
+            ("accumulate", 1 if self.accumulate is None else self.accumulate),
         ):
-            value = getattr(self, name)
-            is_default = value is None and (name == "accumulate" or "batch_sampler" in of_torch)
-            if not is_default and not is_count(value, 1):
-                raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
+            if not is_count(value, 1):
+                raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more")
         if "generator" in of_torch:
             raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
+        if "batch_sampler" in of_torch:
+            raise SetupError(
+                "batch_sampler= cannot be passed: pass sampler=, whose order may put samples of one length beside each "
+                "other, or read the data by torch's DataLoader"
+            )
         if not of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
     def rank_size(self) -> int:
-        """Samples of a rank in a full step, where all ranks are there; batches, where ``batch_sampler=`` makes them."""
-        return (self.batch_size or 1) * (self.accumulate or 1)
+        """Samples of a rank in a full step, where all ranks are there."""
+        return self.batch_size * (self.accumulate or 1)
 
 
 class LoaderEvents:
@@ -134,7 +145,7 @@ class LoaderContext:
     def count_pieces(self, samples: int) -> int:
         """The number of micro-batches of a step of ``samples``; 1 where the loader gives batches."""
         options = self.options
-        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size or 1)
+        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size)
 
 
 class Position(NamedTuple):
@@ -160,6 +171,8 @@ class EpochLoader:
     ``next(iter(loader))`` for a look at a batch, takes nothing from the epochs: the next one has the same order. So a
     single rank may look at a batch of data with an index.
     """
+
+    _order = order.STREAM  # a position in one order is none in another
 
     def __init__(self, context: LoaderContext) -> None:
         self.name = context.name
@@ -205,13 +218,9 @@ class EpochLoader:
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(self._first(at))
+        self._latest = Iteration(at)
         self._settle()
         return self._latest
-
-    def _first(self, at: Position) -> Position:
-        """Hook: where an iteration begins, if not at ``at``."""
-        return at
 
     def _settle(self) -> None:
         """Leave the position of an iteration that is over for that of the one after it."""
@@ -297,7 +306,7 @@ class EpochLoader:
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
         at = self._saved
-        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed}
+        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed, "order": self._order}
         return {**position, "trained": self.is_trained, **self._state(at)}
 
     @property
@@ -313,11 +322,18 @@ class EpochLoader:
 
         Raises CheckpointError if the position is in other data.
         """
-        raise NotImplementedError
-
-    def _restore(self, state: Mapping[str, Any], data: Any) -> None:
+        if state["order"] != self._order:
+            raise MismatchError(
+                f"{self.name}: the order here is that of {_GIVEN[self._order]}, and in the checkpoint that of "
+                f"{_GIVEN.get(state['order'], 'something else')}: resume with the same data, shuffle= and sampler=, or "
+                "give the loader another name="
+            )
         self._seed, self.is_trained, self._is_resumed = state["seed"], state["trained"], True
-        self._at = self._trained = Position(state["epoch"], state["consumed"], data)
+        self._at = self._trained = Position(state["epoch"], state["consumed"], self._data_of(state))
+
+    def _data_of(self, state: Mapping[str, Any]) -> Any:
+        """The data of the position in a state. Raises CheckpointError if they are of other data."""
+        raise NotImplementedError
 
     def rewind(self) -> None:
         """Go to the beginning of epoch 0."""

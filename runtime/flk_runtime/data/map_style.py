@@ -56,10 +56,6 @@ def own_samples(size: int, world_size: int, rank: int) -> int:
     return 0 if repeats else end - begin
 
 
-# What gives a loader each order.
-_GIVEN = {order.OWN: "shuffle=False", order.SHUFFLED: "shuffle=True", order.SAMPLED: "a sampler"}
-
-
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
@@ -71,7 +67,10 @@ class Loader(EpochLoader):
         options = context.options
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
-        self._drawn = _drawn_orders(of_torch, context, len(dataset))
+        sampler = of_torch.pop("sampler", None)
+        if sampler is not None and options.shuffle:
+            raise SetupError("sampler= chooses the samples: leave out shuffle=")
+        self._drawn = None if sampler is None else DrawnOrders(sampler, context.name, len(dataset))
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
         self._dataset = dataset
@@ -106,11 +105,10 @@ class Loader(EpochLoader):
         for step, parts in self._plan(epoch_order.length):
             self._draw(iteration)  # before the batch: reading it may draw random numbers
             given = [next(collated) for _ in parts]
-            counts = [epoch_order.count(part) for part in parts]
-            own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
-            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)))
+            own = own_samples(len(step), self._world_size, self._rank)
+            share = StepShare(len(step), own, self._context.count_pieces(len(step)))
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            yield self._give(given, counts, share, len(step), (self._samples, digest))
+            yield self._give(given, [len(part) for part in parts], share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
 
@@ -124,26 +122,11 @@ class Loader(EpochLoader):
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
-        state = {"samples": samples, "order": self._order}
-        return {**state, "digest": digest} if self._drawn else state
+        return {"samples": samples, "digest": digest} if self._drawn else {"samples": samples}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position from `state_dict`.
-
-        Raises CheckpointError for a dataset of another kind or order. The length is compared where the rest of an
-        epoch begins: a script may set it before each epoch.
-        """
-        if "samples" not in state:
-            raise MismatchError(
-                f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
-                "data, or give the loader another name="
-            )
-        if state["order"] != self._order:
-            raise MismatchError(
-                f"{self.name}: the order here is that of {_GIVEN[self._order]}, and in the checkpoint that of "
-                f"{_GIVEN.get(state['order'], 'something else')}: resume with the same shuffle= and sampler="
-            )
-        self._restore(state, None if state["samples"] is None else (state["samples"], state.get("digest")))
+    def _data_of(self, state: Mapping[str, Any]) -> Any:
+        # The length is compared where the rest of an epoch begins: a script may set it before each epoch.
+        return None if state["samples"] is None else (state["samples"], state.get("digest"))
 
     def indices(self) -> Iterator[list[Any]]:
         """Yield the indices of each of this rank's micro-batches, of all steps that are left of the epoch."""
@@ -161,20 +144,15 @@ class Loader(EpochLoader):
 
     def _check_size(self, what: str, length: int) -> None:
         context, drops = self._context, self._drop_last
-        least = context.step_size if drops else 1 if context.evaluates or self._is_batched else context.world_size
+        least = context.step_size if drops else 1 if context.evaluates else context.world_size
         if length < least:
             unit = "a step of all ranks takes" if drops else "there are ranks"
             raise SetupError(f"{self.name}: the {what} has {length} samples, fewer than {unit} ({least})")
 
     @property
-    def _is_batched(self) -> bool:
-        """Whether a position is that of a batch, which a sampler made, and not of a sample."""
-        return self._drawn is not None and self._drawn.batched
-
-    @property
     def _least_rest(self) -> int:
-        """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
-        return 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
+        """The least number that is a step of its own at the end of an epoch."""
+        return max(self._world_size, setting(user_env.STANDS_FOR))
 
     def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
         """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""
@@ -187,24 +165,6 @@ class Loader(EpochLoader):
             first = position + begin
             yield range(position, position + size), [range(first + part.start, first + part.stop) for part in pieces]
             position += size
-
-
-def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext, samples: int) -> DrawnOrders | None:
-    """The orders of the sampler in the options for torch's DataLoader, which is taken out of them; None without one.
-
-    Raises SetupError for two samplers, for a batch sampler beside options that make batches, and as `DrawnOrders`.
-    """
-    options = context.options
-    sampler, batch_sampler = of_torch.pop("sampler", None), of_torch.pop("batch_sampler", None)
-    if sampler is None and batch_sampler is None:
-        return None
-    name = "sampler" if batch_sampler is None else "batch_sampler"
-    if options.shuffle or (batch_sampler is not None and (sampler is not None or options.drop_last)):
-        raise SetupError(f"{name}= chooses the samples: leave out shuffle=, and drop_last= beside a batch_sampler")
-    if batch_sampler is not None and options.batch_size is not None:
-        raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
-    chosen = sampler if batch_sampler is None else batch_sampler
-    return DrawnOrders(chosen, context.name, batched=sampler is None, samples=samples)
 
 
 class _BatchSampler:

@@ -22,6 +22,8 @@ SHUFFLED = "feistel"
 """The order of a loader that shuffles."""
 SAMPLED = "sampler"
 """The order that a sampler of the script gives."""
+STREAM = "stream"
+"""The order in which an iterable gives its elements."""
 
 _BLOCK = 4096  # samples whose indices are computed by one call
 _ROUNDS = 6
@@ -39,10 +41,6 @@ class EpochOrder:
         self._kind, self._samples, self.length = kind, samples, samples
         self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
-
-    def count(self, positions: range) -> int:
-        """The number of samples at ``positions``."""
-        return len(positions)
 
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         """Yield the indices of the samples at each range of positions."""

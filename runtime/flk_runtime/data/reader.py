@@ -48,8 +48,6 @@ def count_shards(dataset: Any) -> int:
     if any(name.startswith(("Take", "Skip")) and step.n is not None for name, step in _steps(dataset)):
         return 1  # its shards would take or skip their shares of the number, which are other elements
     count: object = getattr(dataset, "num_shards", None)
-    if count is None and is_hugging_face(dataset):
-        count = dataset.n_shards  # its name in older releases
     return count if isinstance(count, int) and count > 0 and callable(getattr(dataset, "shard", None)) else 1
 
 
@@ -250,11 +248,6 @@ class ShareReader(IterableDataset[MarkedShare]):
     def start_of(self, state: Mapping[str, Any]) -> ReadState:
         """The state of a `state_dict`. Raises CheckpointError for one of other data."""
         kind = type(self._dataset).__name__
-        if "parts" not in state:
-            raise MismatchError(
-                f"the checkpoint is of data with an index, and this is an iterable, a {kind}: "
-                "resume with the same data, or give the loader another name="
-            )
         if len(state["parts"]) > 1 and state["shards"] != self._shards:
             raise MismatchError(
                 f"the checkpoint is of a stream with {state['shards']} shards, and this {kind} has {self._shards}: "

@@ -198,7 +198,7 @@ def test_a_dataset_s_own_state_is_used() -> None:
     assert values(resumed) == list(range(23))
     assert dataset.begun == [0]
     with pytest.raises(
-        MismatchError, match="the checkpoint is of data with an index, and this is an iterable, a State"
+        MismatchError, match="order here is that of an iterable, and in the checkpoint that of shuffle=True"
     ):
         one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 

@@ -316,8 +316,8 @@ def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
     state = loader(40).state_dict()
     with pytest.raises(MismatchError, match="that of shuffle=False, and in the checkpoint that of shuffle=True"):
         loader(40, shuffle=False).load_state_dict(state)
-    with pytest.raises(MismatchError, match="the checkpoint is of an iterable, and this is data with an index"):
-        loader(40).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "parts": 1})
+    with pytest.raises(MismatchError, match="that of shuffle=True, and in the checkpoint that of an iterable"):
+        loader(40).load_state_dict(state | {"order": "stream"})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
