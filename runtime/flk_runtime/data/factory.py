@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.map_style import Loader
+from flk_runtime.data.reader import set_epoch
 from flk_runtime.errors import SetupError
 
 
@@ -48,10 +49,8 @@ class _EveryNth(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self._dataset, self._first, None, self._distance)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "set_epoch":  # only where the dataset has it
-            return self._dataset.set_epoch
-        raise AttributeError(name)
+    def set_epoch(self, epoch: int) -> None:
+        set_epoch(self._dataset, epoch)
 
 
 def is_stream(dataset: Any) -> bool:

@@ -129,8 +129,8 @@ class IterableLoader(EpochLoader):
             yield this, samples
 
     def _too_few(self, samples: int) -> str:
-        again = self.epoch or (self._is_iterator and not samples)
-        hint = ": an iterator can be iterated over only once; pass an iterable" if again else ""
+        is_over = self.epoch or (self._is_iterator and not samples)
+        hint = ": an iterator can be iterated over only once; pass an iterable" if is_over else ""
         drops = self._context.options.drop_last
         least = f"a step of {self._step_size}" if drops else f"{self._world_size} ranks"
         return f"{self.name}: epoch {self.epoch} of the data has too few samples, {samples}, for {least}{hint}"
@@ -196,9 +196,8 @@ def _from_workers(reader: ShareReader, workers: int, options: Mapping[str, Any])
         running.append(iter(DataLoader(reader.of_worker(number), batch_size=None, **{**options, **named})))
     while running:
         for worker in list(running):
-            try:
-                share = next(worker)
-            except StopIteration:
+            share = next(worker, None)
+            if share is None:
                 running.remove(worker)
             else:
                 yield share

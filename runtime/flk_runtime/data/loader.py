@@ -113,11 +113,8 @@ class LoaderEvents:
     def go_on(self, loader: EpochLoader) -> None:
         """A loop that may count epochs itself goes on in an epoch after the first, where a checkpoint was taken."""
 
-    def leave(self, loader: EpochLoader) -> None:
-        """An iteration was left before its end."""
-
-    def end_epoch(self, loader: EpochLoader) -> None:
-        """The loader has given the last batch of an epoch."""
+    def leave(self, loader: EpochLoader, *, at_end: bool) -> None:
+        """An iteration is over; ``at_end``: it has given the last batch of its epoch."""
 
     def end(self) -> None:
         """The last epoch or step of a loop has ended."""
@@ -242,7 +239,7 @@ class EpochLoader:
                     self._go(iteration.at)
             self._end_epoch(iteration)
         except GeneratorExit:
-            self._context.events.leave(self)
+            self._context.events.leave(self, at_end=False)
             raise
         finally:
             self._open.remove(iteration)
@@ -298,10 +295,7 @@ class EpochLoader:
         return None
 
     def gather(self) -> None:
-        """Hook: get what only other ranks know of the position, so that the state has it. Collective.
-
-        Raises SetupError if the ranks have different orders.
-        """
+        """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
@@ -397,7 +391,7 @@ class EpochLoader:
 
     def _end_epoch(self, iteration: Iteration) -> None:
         """Go to the beginning of the next epoch, unless another iteration trains."""
-        self._context.events.end_epoch(self)
+        self._context.events.leave(self, at_end=True)
         self._at = Position(self._at.epoch + 1)
         if iteration is self._trainer or len(self._open) == 1:
             self._trained, self._givers, self._is_resumed = self._at, [], False

@@ -12,12 +12,11 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.contract import user_env
-from flk_runtime.data import order, samplers
+from flk_runtime.data import order
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError, setting
 
 
@@ -115,10 +114,6 @@ class Loader(EpochLoader):
     @property
     def mark(self) -> tuple[int, str] | None:
         return (self._trained.epoch, self._trained.data[1]) if self._drawn and self._trained.data else None
-
-    def gather(self) -> None:
-        if self._drawn and self._world_size > 1:
-            samplers.compare(process_group.all_gather({self.name: self.mark}))
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)

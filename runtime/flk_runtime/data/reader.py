@@ -165,12 +165,6 @@ class PartsReader:
         ended, self._ended = self._ended, {}
         return {self._part: (self._count, False, self._own_state()), **ended}
 
-    def full_shares(self, size: int) -> Iterator[ReadShare]:
-        """Yield ``size`` elements at a time. Fewer are left unread."""
-        elements = iter(self)
-        while len(samples := list(itertools.islice(elements, size))) == size:
-            yield size, copy.deepcopy(self.changes()), samples
-
 
 class ShareReader(IterableDataset[MarkedShare]):
     """The dataset that DataLoader iterates over: this rank's share of each step, from a position on.
@@ -264,9 +258,9 @@ class ShareReader(IterableDataset[MarkedShare]):
         by_turn = sorted(lanes, key=lambda part: (states[part][0] // self._own_size, part))
         parts = [by_turn[self._worker]] if is_divided else range(len(states))
         reader = PartsReader(parts, states, partial(self._open, seed, epoch, len(states)))
-        sizes = self._rank, self._world_size, self._step_size
-        together = step_shares(reader, *sizes, drop_last=self._drop_last, state=reader.changes)
-        shares = reader.full_shares(self._own_size) if is_divided else together
+        # A lane gives full shares of its own; what is left of it is read together.
+        sizes = (0, 1, self._own_size) if is_divided else (self._rank, self._world_size, self._step_size)
+        shares = step_shares(reader, *sizes, drop_last=is_divided or self._drop_last, state=reader.changes)
         while True:
             with own.used():
                 share = next(shares, None)

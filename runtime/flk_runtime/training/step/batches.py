@@ -255,12 +255,9 @@ class Batches(LoaderEvents):
         self._used = {*(self._used or ()), *self._unused}
         self._unused.clear()
 
-    def leave(self, loader: EpochLoader) -> None:
-        if self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
+    def leave(self, loader: EpochLoader, *, at_end: bool) -> None:
+        if at_end or self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
             self._in_use.pop(loader, None)
-
-    def end_epoch(self, loader: EpochLoader) -> None:
-        self._in_use.pop(loader, None)  # its last batch is not in use any more
 
     def end(self) -> None:
         self._steps.end_step()

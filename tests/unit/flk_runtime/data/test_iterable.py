@@ -374,8 +374,9 @@ def test_ranks_read_shards_of_their_own_and_resume_without_reading_what_came_bef
     ranks = Ranks(2, monkeypatch)
     StatefulShards.read.clear()
     begun, state = ranks.take(lambda: StatefulShards(*(12,) * 4), None, 3)
-    # A rank reads one step ahead.
-    assert StatefulShards.read == Counter(number + shard for shard in (0, 1000) for number in range(12))
+    # A rank reads one step ahead, and an element that shows whether another step follows.
+    ahead = [number + shard for shard in (0, 1000) for number in range(12)]
+    assert StatefulShards.read == Counter([*ahead, 2000, 3000])
     assert state["parts"] == [[9, False, {"position": 9}]] * 2
     StatefulShards.read.clear()
     rest, _ = ranks.take(lambda: StatefulShards(*(12,) * 4), state, 100)
