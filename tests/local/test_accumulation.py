@@ -209,14 +209,10 @@ def test_an_evaluation_takes_each_sample_once_also_between_micro_batches(ranks: 
         WORDS
         + """
 class Stream(torch.utils.data.IterableDataset):
-    def __init__(self, count, parts=1, part=0):
-        self.numbers = range(part, count, parts)
+    def __init__(self, count):
+        self.numbers = range(count)
     def __iter__(self):
         return (Words()[number] for number in self.numbers)
-
-class Numbers(Stream):
-    def __iter__(self):
-        return iter(self.numbers)
 
 def evaluate(run, model, evaluation, passes):
     losses, counts, numbers = [], [], []
@@ -240,8 +236,6 @@ with group():
                 "few": run.evaluation(Words(range(2)), 4),
                 "stream": run.evaluation(Stream(41), 4, num_workers=0),
                 "few of a stream": run.evaluation(Stream(3), 4),
-                "split": run.evaluation(Stream(41, run.world_size, run.rank), 2, split=False),
-                "uneven": run.evaluation(Stream(13 - 3 * run.rank), 2, split=False),
             }
             for key, evaluation in made.items():
                 for again in range(2):
@@ -252,9 +246,6 @@ with group():
                     assert len(set(lengths_of_all)) == 1, (key, lengths_of_all)
                     tell(f"{name} {key} {again}", [loss, numbers])
             refused("too few samples, 0,", lambda: list(run.evaluation(Stream(0), 4)))
-            if run.world_size > 1:
-                none_on_rank_0 = run.evaluation(Stream(3 * (run.rank > 0)), 4, split=False)
-                refused(f"for {run.world_size} ranks", lambda: list(none_on_rank_0))
         for interrupted in (False, True):
             with init(name) as run:
                 model, optimizer = run.parallelize(*build())
@@ -277,7 +268,7 @@ if "RANK" not in os.environ:
 """
     )
     alone = told(ranks(script, 1)[0])
-    expected = dict.fromkeys(("map", "stream", "split"), alone["map"])
+    expected = dict.fromkeys(("map", "stream"), alone["map"])
     expected |= {key: alone[key] for key in ("few", "few of a stream")}
     for size in (1, 2):
         found = told(ranks(script, size)[0]) if size > 1 else alone
@@ -289,8 +280,6 @@ if "RANK" not in os.environ:
                     mine, numbers = found[f"{name} {key} {again}"]
                     assert numbers == [1] * count + [0] * (41 - count)
                     assert mine == pytest.approx(loss, abs=1e-5)
-                _, numbers = found[f"{name} uneven {again}"]
-                assert sum(numbers) == sum(13 - 3 * rank for rank in range(size))
 
 
 def test_what_would_weight_wrongly_is_refused(ranks: Ranks) -> None:

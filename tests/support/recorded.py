@@ -70,7 +70,7 @@ def load(path: Path) -> JobView:
     around = data["surroundings"]
     for key in ("missing", "unreadable"):
         around[key] = frozenset(around[key])
-    record = foreign.read_typed(JobRecord, data["record"]) if data["record"] else None
+    record = foreign.read(JobRecord, data["record"]) if data["record"] else None
     seen = Observation(data["job"], data["pods"], data["now"], events=data["events"], record=record, **around)
     return JobView(seen)
 

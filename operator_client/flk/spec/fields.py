@@ -33,7 +33,6 @@ from flk_runtime.contract.options import (
     MOST_STEPS,
     STRATEGIES,
     check_interval,
-    parse_hang_timeout,
     parse_sinks,
     parse_strategy,
 )
@@ -133,7 +132,7 @@ def _seconds(value: Any) -> Any:
 
 def _hang_timeout(value: Any) -> Any:
     """Return the text of a hang timeout, which the launchers read too."""
-    parse_hang_timeout(str(value))
+    quantities.parse_duration(str(value))
     return str(value)
 
 

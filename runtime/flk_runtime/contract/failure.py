@@ -378,15 +378,11 @@ class Failure:
 
 
 def _shortened(line: str) -> str:
-    """At most _LINE_LIMIT characters of a line: whole sentences if they are most of it, else words and an ellipsis."""
+    """At most _LINE_LIMIT characters of a line: words, and an ellipsis if some are left out."""
     if len(line) <= _LINE_LIMIT:
         return line
-    kept = line[:_LINE_LIMIT]
-    sentences, _, _ = kept.rpartition(". ")
-    if len(sentences) > _LINE_LIMIT // 2:
-        return f"{sentences}."
-    words = kept[:-1].rpartition(" ")[0] or kept[:-1]
-    return f"{words}…"
+    kept = line[: _LINE_LIMIT - 1]
+    return f"{kept.rpartition(' ')[0] or kept}…"
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

@@ -3,7 +3,7 @@
 Whoever may write it may write anything: JSON that is nested 100,000 deep, numbers of 5,000 digits, NaN, text in the
 place of a number. All of it is read here, so all of it has the same bounds, and one error: `ForeignError`.
 
-`read_typed` makes dataclasses of plain JSON, and checks each value against its annotation. Fields that a class does not
+`read` makes dataclasses of plain JSON, and checks each value against its annotation. Fields that a class does not
 have are ignored, and so are further values of a named tuple, so that a newer flk may write more. Floats are finite. An
 annotation with a check (``Annotated[int, Within(0, 9)]``, `Time`, `Count`) refuses other values.
 """
@@ -52,13 +52,6 @@ Seconds: TypeAlias = Annotated[float, Within(-(2.0**36), 2.0**36)]  # a duration
 Count: TypeAlias = Annotated[int, Within(0, 2**31)]
 Pods: TypeAlias = Annotated[int, Within(0, 10_000)]  # a reader may make a row for each
 Processes: TypeAlias = Annotated[int, Within(0, 1_000)]  # in one pod
-
-
-def read_typed(kind: type[T], value: Any) -> T:
-    """A value with this annotation, of plain JSON. Raises ValueError, KeyError and TypeError if it has another type."""
-    hint: Any = kind
-    found: T = _reader(hint)(value)
-    return found
 
 
 @functools.cache
@@ -183,16 +176,13 @@ def bounded(value: Any) -> Any:
 
 
 def read(kind: type[T], value: Any) -> T:
-    """A value with this annotation (a dataclass, ``list[int]``, ...), of plain JSON, as `typed.read` makes it.
-
-    Raises ForeignError, and nothing else.
-    """
+    """A value with this annotation (a dataclass, ``list[int]``, ...), of plain JSON. Raises ForeignError only."""
+    hint: Any = kind
     try:
-        return read_typed(kind, value)
-    except ForeignError:
-        raise
+        found: T = _reader(hint)(value)
     except ERRORS as error:
         raise ForeignError(_reason(error)) from None
+    return found
 
 
 def load(kind: type[T], text: str | bytes | bytearray, limit: int = LIMIT) -> T:

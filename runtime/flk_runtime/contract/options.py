@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from flk_runtime.contract import quantities
 from flk_runtime.contract.variable import is_count
 
 AUTO: Final = "auto"  # in place of a value that flk chooses: of a strategy, a target, a gang
@@ -50,11 +49,6 @@ def parse_interval(text: str) -> int:
     return check_interval(int(text) if text.isdecimal() else text)
 
 
-def parse_hang_timeout(text: str) -> float:
-    """Return the limit in seconds, of which variables may have fractions; 0: nothing is a hang. Raises ValueError."""
-    if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text):
-        return float(text)
-    return quantities.parse_duration(text)
 
 
 TENSORBOARD: Final = "tensorboard"

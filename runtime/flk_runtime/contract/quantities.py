@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-_MOST: Final = 1_000_000  # numbers in a text
-_MOST_PODS: Final = 10_000
+_MOST: Final = 10_000  # numbers in a text, which are those of the pods of a job
 _SHOWN: Final = 8  # ranges in a text for people
 
 
@@ -38,25 +37,16 @@ def format_ranges(numbers: Iterable[int]) -> str:
     return ",".join(_texts(_ranges(numbers)))
 
 
-def parse_ranges(text: str, most: int = _MOST) -> list[int]:
-    """The numbers that `format_ranges` has written. Raises ValueError for other text, and for more than ``most``."""
-    return [number for part in _parsed(text, most) for number in part]
-
-
-def check_pods(text: str) -> None:
-    """Raise ValueError for text that `format_ranges` has not written, and for more pods than a job may have."""
-    _parsed(text, _MOST_PODS)
-
-
-def _parsed(text: str, most: int) -> list[range]:
-    parts = []
+def parse_ranges(text: str) -> list[int]:
+    """The numbers that `format_ranges` has written. Raises ValueError for other text, and for more than 10,000."""
+    numbers: list[int] = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
-        parts.append(range(int(first), int(last or first) + 1))
-        most -= len(parts[-1])
-        if not parts[-1] or most < 0:
+        found = range(int(first), int(last or first) + 1)
+        if not found or len(numbers) + len(found) > _MOST:
             raise ValueError("more numbers than expected, or a range without any")
-    return parts
+        numbers += found
+    return numbers
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:

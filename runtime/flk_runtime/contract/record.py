@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.foreign import AtMost, Count, Pods, Processes, Seconds, Time
-from flk_runtime.contract.quantities import check_pods
+from flk_runtime.contract.quantities import parse_ranges
 
 _KEPT_RECORD_LIMIT = 10_000  # bytes
 _FEW: Final = AtMost(1_000)  # a reader may make a row for each
@@ -28,7 +28,7 @@ class Attempt:
     restarts: Count = 0  # that the job had used when this attempt started
     disruptions: Count = 0
     step: int | None = None  # most steps that a rank has completed; None: unknown
-    pods: Annotated[str, check_pods] = ""
+    pods: Annotated[str, parse_ranges] = ""
     """That took part, in the order of their ranks, as `ranges.format_ranges` writes them; empty: unknown."""
     restored: int | None = None  # the step after which its ranks began; None: unknown
     restored_from: str = ""  # one of SOURCES

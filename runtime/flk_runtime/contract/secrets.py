@@ -33,7 +33,6 @@ _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOT
 _IN_ADDRESS: Final = re.compile(r"(://(?:[^\s/:@]*:(?!x-oauth-basic@))?)([^\s/@]+)@")
 _IN_BYTES: Final = re.compile(_IN_ADDRESS.pattern.encode())
 _TOKEN: Final = 16  # characters of a token in an address that is hidden wherever it stands: names of users are shorter
-_BETWEEN: Final = r"\s;&|()<>"  # characters that end a word of a shell command
 _COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 
 
@@ -79,24 +78,19 @@ def without_password(text: AnyStr) -> AnyStr:
 
 
 def hidden_in_shell_command(command: str) -> str:
-    """Return a shell command with ``***`` in place of its secrets; ``***`` alone where quoting has changed one."""
-    for secret in in_shell_command(command):
-        if secret not in command:
-            return REDACTED
-        whole = rf"(?<![^{_BETWEEN}='\"]){re.escape(secret)}(?![^{_BETWEEN}'\"])"
-        command = command.replace(secret, REDACTED) if len(secret) >= _LEAST else re.sub(whole, REDACTED, command)
-    return without_password(command)
+    """Return a shell command without the passwords in its addresses; ``***`` alone if it has another secret."""
+    return REDACTED if in_shell_command(command) else without_password(command)
 
 
 def in_shell_command(command: str) -> list[str]:
-    """Return the secrets in a shell command, the longest first."""
+    """Return the secrets in a shell command."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
         words = list(lexer)
     except ValueError:  # a quotation mark without another one
-        words = re.split(f"[{_BETWEEN}]+", command)
-    return sorted(filter(None, (secret for _, secret in in_command(words))), key=len, reverse=True)
+        words = re.split(r"[\s;&|()<>]+", command)
+    return [secret for _, secret in in_command(words) if secret]
 
 
 def in_command(words: Sequence[str]) -> Iterator[tuple[str, str]]:

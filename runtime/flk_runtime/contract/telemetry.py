@@ -116,7 +116,7 @@ ARCHIVE_LIMIT: Final = 6000  # bytes of a packed telemetry
 _INFLATED_LIMIT: Final = 1 << 20  # bytes that are read: the text may come from elsewhere
 _KEPT_SAMPLES, _KEPT_LISTED = 240, 64  # that are tried first: samples, and ranks and pods
 _COLUMNS: Final = [field.name for field in fields(Sample)]
-_EXACT: Final = ("time", "attempt", "step", "slowest_rank")
+_LARGE: Final = 1e5
 
 
 def pack_telemetry(telemetry: Telemetry, limit: int = ARCHIVE_LIMIT) -> str:
@@ -148,26 +148,10 @@ def unpack_telemetry(text: str) -> Telemetry | None:
 
 def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
     history = thinned(telemetry.history, samples)
-    columns = {
-        name: [value if name in _EXACT else _rounded(value) for value in (getattr(each, name) for each in history)]
-        for name in _COLUMNS
-    }
-    columns["time"] = [round(value) for value in columns["time"]]
-    data = {
-        "time": round(telemetry.time),
-        "attempt": telemetry.attempt,
-        "total_steps": telemetry.total_steps,
-        "diverged": telemetry.diverged,
-        "history": {name: values for name, values in columns.items() if any(each is not None for each in values)},
-        "ranks": [_rounded(_lasting(each)) for each in telemetry.ranks[:listed]],
-        "pods": [_rounded({**asdict(each), "time": round(each.time)}) for each in telemetry.pods[:listed]],
-        "settings": telemetry.settings,
-    }
-    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
-
-
-def _lasting(rank: RankStatus) -> dict[str, Any]:
-    return {name: value for name, value in asdict(rank).items() if name not in SIGNS}
+    data = asdict(replace(telemetry, history=[], ranks=telemetry.ranks[:listed], pods=telemetry.pods[:listed]))
+    data["history"] = {name: [getattr(sample, name) for sample in history] for name in _COLUMNS}
+    data["ranks"] = [{name: value for name, value in rank.items() if name not in SIGNS} for rank in data["ranks"]]
+    return base64.b64encode(zlib.compress(json.dumps(_rounded(data), separators=(",", ":")).encode(), 9)).decode()
 
 
 def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
@@ -180,9 +164,9 @@ def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with four digits of each float, and without the fields that are None."""
+    """The value with four digits of each float (large ones are times: whole numbers), without fields that are None."""
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return round(value) if value >= _LARGE else float(f"{value:.4g}")
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items() if each is not None}
     return [_rounded(each) for each in value] if isinstance(value, list) else value

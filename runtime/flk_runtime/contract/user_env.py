@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk_runtime.contract.options import AUTO, parse_hang_timeout, parse_interval
+from flk_runtime.contract.options import AUTO, parse_interval
+from flk_runtime.contract.quantities import parse_duration
 from flk_runtime.contract.variable import Setting, Variable, choice, integer, number, size
 
 # A row for each variable: its name, what it means, its default, and how its text is read.
@@ -59,7 +60,7 @@ HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
     "FLK_HANG_TIMEOUT",
     "time without progress that is a hang, as 10m, four times as long for a save; 0: never; unset: by phase",
     None,
-    parse_hang_timeout,
+    parse_duration,
 )
 SLOW_FACTOR: Final = Setting(
     "FLK_SLOW_FACTOR", "a rank that works so many times as long as the median is slow", 1.5, number(1, "a number")

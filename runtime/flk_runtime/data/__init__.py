@@ -21,12 +21,11 @@ from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, parts_of
-from flk_runtime.data.partition import DataShard, shard
+from flk_runtime.data.partition import shard
 from flk_runtime.data.reader import count_shards, sources_of
 from flk_runtime.data.samplers import compare as compare_orders
 
 __all__ = [
-    "DataShard",
     "EpochLoader",
     "EvaluationLoader",
     "IterableLoader",

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flk_runtime.data.factory import make_loader
-from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents
-from flk_runtime.data.micro_batches import StepShare
-from flk_runtime.errors import SetupError
+from flk_runtime.data.loader import LoaderContext
 from flk_runtime.shared.progress import Phase, heartbeat, own_page
 
 
@@ -28,17 +26,9 @@ class EvaluationLoader:
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        """Raises SetupError as loaders do, and for options that choose samples."""
-        of_torch = dict(context.options.of_torch)
-        for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
-            if of_torch.pop(name, False) is not False:
-                raise SetupError(
-                    f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
-                )
-        self._latest = _Latest()
-        options = dataclasses.replace(context.options, shuffle=False, of_torch=of_torch)
-        context = dataclasses.replace(context, options=options, evaluates=True, events=self._latest)
-        self._loader = make_loader(dataset, context)
+        """Raises SetupError as loaders do."""
+        options = dataclasses.replace(context.options, shuffle=False)
+        self._loader = make_loader(dataset, dataclasses.replace(context, options=options, evaluates=True))
 
     def __len__(self) -> int:
         """The number of batches, which is the same on all ranks. Raises TypeError for an iterable."""
@@ -49,13 +39,4 @@ class EvaluationLoader:
         with own_page().during(Phase.EVALUATING):
             for batch in self._loader:
                 heartbeat()
-                yield batch, self._latest.samples
-
-
-class _Latest(LoaderEvents):
-    """Knows the number of this rank's samples in the latest batch."""
-
-    samples = 0
-
-    def give(self, loader: EpochLoader, share: StepShare) -> None:
-        self.samples = share.own
+                yield batch, self._loader.latest.own

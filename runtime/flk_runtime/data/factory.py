@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.map_style import Loader
+from flk_runtime.data.reader import set_epoch
 from flk_runtime.errors import SetupError
 
 
@@ -22,8 +23,6 @@ def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
     if isinstance(dataset, DataLoader):
         raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")
     if not is_stream(dataset):
-        if not context.options.split:
-            raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
         return Loader(dataset, context)
     if context.options.shuffle:
         raise SetupError(
@@ -50,10 +49,8 @@ class _EveryNth(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self._dataset, self._first, None, self._distance)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "set_epoch":  # only where the dataset has it
-            return self._dataset.set_epoch
-        raise AttributeError(name)
+    def set_epoch(self, epoch: int) -> None:
+        set_epoch(self._dataset, epoch)
 
 
 def is_stream(dataset: Any) -> bool:
@@ -61,6 +58,7 @@ def is_stream(dataset: Any) -> bool:
     if isinstance(dataset, Mapping):
         entries = ", ".join(map(repr, list(dataset)[:3]))
         raise SetupError(f"a {type(dataset).__name__} is not a dataset: pass one of its entries ({entries})")
-    if isinstance(dataset, IterableDataset):  # has a __getitem__ that always fails
-        return True
-    return hasattr(dataset, "__iter__") and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+    has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not has_index and not hasattr(dataset, "__iter__"):
+        raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a dataset or an iterable")
+    return isinstance(dataset, IterableDataset) or not has_index  # that has a __getitem__ which always fails

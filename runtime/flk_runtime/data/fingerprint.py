@@ -11,7 +11,8 @@ whole numbers and texts are compared, other numbers by two digits of a mean, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import PurePath
 from types import NoneType
 from typing import Any, Final
@@ -45,31 +46,23 @@ def describe_data(data: Any, least: int) -> list[Line]:
 
     A sequence that it holds counts with at least ``least`` entries, and as many as ``data`` has itself.
     """
-    lines: list[Line] = []
-    _describe(data, least, "dataset", _DEPTH, lines, set())
-    return lines[:_LINES]
+    return list(islice(_describe(data, least, "dataset", _DEPTH), _LINES))
 
 
-def _describe(data: Any, least: int, path: str, depth: int, lines: list[Line], seen: set[int]) -> None:
-    if id(data) in seen or len(lines) >= _LINES:
-        return
-    seen.add(id(data))
+def _describe(data: Any, least: int, path: str, depth: int) -> Iterator[Line]:
     length = None if isinstance(data, Mapping) else length_of(data)  # a mapping may be a cache that grows
-    lines.append((path, f"{type(data).__name__} of length {length}"))
+    yield path, f"{type(data).__name__} of length {length}"
     if _is_sequence(data):
-        lines += _entries(data, path)
+        yield from _entries(data, path)
         return
     held = data if isinstance(data, Mapping) else getattr(data, "__dict__", {})
     shortest = max(least, length or 1)
     for name, value in list(held.items()) if depth and len(held) <= _KEYS else ():
-        if not isinstance(name, str):  # of a cache, by index
-            continue
         first = value[:_ENTRIES] if isinstance(value, (list, tuple)) else ()
-        several = first if all(_is_data(part, shortest) for part in first) else ()
-        for number, part in enumerate(several or [value]):
-            if _is_data(part, shortest) or isinstance(part, Mapping):
-                inner = f"{path}.{name}[{number}]" if several else f"{path}.{name}"
-                _describe(part, 1 if isinstance(part, Dataset) else shortest, inner, depth - 1, lines, seen)
+        several = first if all(_is_data(part, shortest) for part in first) else ()  # as of ConcatDataset
+        for part in several or [value]:
+            if isinstance(name, str) and (_is_data(part, shortest) or isinstance(part, Mapping)):  # no cache by index
+                yield from _describe(part, 1 if isinstance(part, Dataset) else shortest, f"{path}.{name}", depth - 1)
 
 
 def _is_data(value: Any, least: int) -> bool:
@@ -86,9 +79,9 @@ def _is_sequence(value: Any) -> bool:
 def _entries(data: Any, path: str) -> list[Line]:
     with contextlib.suppress(Exception):  # of any kind: it may be an object of the script
         rows, last = data.with_format("arrow") if hasattr(data, "with_format") else data, len(data) - 1
-        entries = {at: rows[at] for at in sorted({last * number // (_ENTRIES - 1) for number in range(_ENTRIES)})}
-        if not any(entry is None for entry in entries.values()):  # a cache, which ranks may have filled otherwise
-            return [(f"{path}[{at}]", text_of(entry)) for at, entry in entries.items()]
+        places = sorted({last * number // (_ENTRIES - 1) for number in range(_ENTRIES)})
+        if not any(rows[place] is None for place in places):  # a cache, which ranks may have filled otherwise
+            return [(f"{path}[{place}]", text_of(rows[place])) for place in places]
     return []
 
 

@@ -15,20 +15,27 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from flk_runtime.contract.variable import is_count
+from flk_runtime.data import order
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, count_pieces
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import pytree, rng
 
 T = TypeVar("T")
+# What gives a loader each order.
+_GIVEN = {
+    order.OWN: "shuffle=False",
+    order.SHUFFLED: "shuffle=True",
+    order.SAMPLED: "a sampler",
+    order.STREAM: "an iterable",
+}
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
     """The options of `Run.loader`, which are the same on all ranks.
 
-    - ``batch_size``: samples of a rank's micro-batch; None with ``batch_sampler=``, which makes them.
+    - ``batch_size``: samples of a rank's micro-batch.
     - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
-    - ``split``: False declares that an iterable is already split over ranks and workers.
     - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
       fewer samples or a few more.
     - ``accumulate``: the loader collates so many micro-batches for a step, and gives them together, for
@@ -39,9 +46,8 @@ class LoaderOptions:
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
 
-    batch_size: int | None
+    batch_size: int
     shuffle: bool | None = None
-    split: bool = True
     drop_last: bool = False
     accumulate: int | None = None
     seed: int | None = None
@@ -52,23 +58,26 @@ class LoaderOptions:
         """Raises SetupError for sizes that are no whole numbers, and for options that a loader sets itself."""
         of_torch = {name: value for name, value in self.of_torch.items() if value is not None}  # None is the default
         object.__setattr__(self, "of_torch", of_torch)
-        for name, what in (
-            ("batch_size", "samples per rank and micro-batch"),
-            ("accumulate", "micro-batches per step"),
+        for name, value in (
+            ("batch_size", self.batch_size),
+            ("accumulate", 1 if self.accumulate is None else self.accumulate),
         ):
-            value = getattr(self, name)
-            is_default = value is None and (name == "accumulate" or "batch_sampler" in of_torch)
-            if not is_default and not is_count(value, 1):
-                raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
+            if not is_count(value, 1):
+                raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more")
         if "generator" in of_torch:
             raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
+        if "batch_sampler" in of_torch:
+            raise SetupError(
+                "batch_sampler= cannot be passed: pass sampler=, whose order may put samples of one length beside each "
+                "other, or read the data by torch's DataLoader"
+            )
         if not of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
     def rank_size(self) -> int:
-        """Samples of a rank in a full step, where all ranks are there; batches, where ``batch_sampler=`` makes them."""
-        return (self.batch_size or 1) * (self.accumulate or 1)
+        """Samples of a rank in a full step, where all ranks are there."""
+        return self.batch_size * (self.accumulate or 1)
 
 
 class LoaderEvents:
@@ -104,11 +113,8 @@ class LoaderEvents:
     def go_on(self, loader: EpochLoader) -> None:
         """A loop that may count epochs itself goes on in an epoch after the first, where a checkpoint was taken."""
 
-    def leave(self, loader: EpochLoader) -> None:
-        """An iteration was left before its end."""
-
-    def end_epoch(self, loader: EpochLoader) -> None:
-        """The loader has given the last batch of an epoch."""
+    def leave(self, loader: EpochLoader, *, at_end: bool) -> None:
+        """An iteration is over; ``at_end``: it has given the last batch of its epoch."""
 
     def end(self) -> None:
         """The last epoch or step of a loop has ended."""
@@ -136,7 +142,7 @@ class LoaderContext:
     def count_pieces(self, samples: int) -> int:
         """The number of micro-batches of a step of ``samples``; 1 where the loader gives batches."""
         options = self.options
-        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size or 1)
+        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size)
 
 
 class Position(NamedTuple):
@@ -163,11 +169,14 @@ class EpochLoader:
     single rank may look at a batch of data with an index.
     """
 
+    _order = order.STREAM  # a position in one order is none in another
+
     def __init__(self, context: LoaderContext) -> None:
         self.name = context.name
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
         self.is_trained = False  # a step has trained with it, at any time
+        self.latest = StepShare(context.world_size, 1, 1)  # this rank's share of the step of the latest batch
         self._context, self._seed = context, int(context.seed)  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
@@ -206,13 +215,9 @@ class EpochLoader:
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(self._first(at))
+        self._latest = Iteration(at)
         self._settle()
         return self._latest
-
-    def _first(self, at: Position) -> Position:
-        """Hook: where an iteration begins, if not at ``at``."""
-        return at
 
     def _settle(self) -> None:
         """Leave the position of an iteration that is over for that of the one after it."""
@@ -234,7 +239,7 @@ class EpochLoader:
                     self._go(iteration.at)
             self._end_epoch(iteration)
         except GeneratorExit:
-            self._context.events.leave(self)
+            self._context.events.leave(self, at_end=False)
             raise
         finally:
             self._open.remove(iteration)
@@ -290,15 +295,12 @@ class EpochLoader:
         return None
 
     def gather(self) -> None:
-        """Hook: get what only other ranks know of the position, so that the state has it. Collective.
-
-        Raises SetupError if the ranks have different orders.
-        """
+        """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
         at = self._saved
-        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed}
+        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed, "order": self._order}
         return {**position, "trained": self.is_trained, **self._state(at)}
 
     @property
@@ -314,11 +316,18 @@ class EpochLoader:
 
         Raises CheckpointError if the position is in other data.
         """
-        raise NotImplementedError
-
-    def _restore(self, state: Mapping[str, Any], data: Any) -> None:
+        if state["order"] != self._order:
+            raise MismatchError(
+                f"{self.name}: the order here is that of {_GIVEN[self._order]}, and in the checkpoint that of "
+                f"{_GIVEN.get(state['order'], 'something else')}: resume with the same data, shuffle= and sampler=, or "
+                "give the loader another name="
+            )
         self._seed, self.is_trained, self._is_resumed = state["seed"], state["trained"], True
-        self._at = self._trained = Position(state["epoch"], state["consumed"], data)
+        self._at = self._trained = Position(state["epoch"], state["consumed"], self._data_of(state))
+
+    def _data_of(self, state: Mapping[str, Any]) -> Any:
+        """The data of the position in a state. Raises CheckpointError if they are of other data."""
+        raise NotImplementedError
 
     def rewind(self) -> None:
         """Go to the beginning of epoch 0."""
@@ -375,14 +384,14 @@ class EpochLoader:
 
         ``positions``: how far the position moves with it, and ``data`` what else belongs to the position then.
         """
-        self._at = Position(self._at.epoch, self._at.consumed + positions, data)
+        self._at, self.latest = Position(self._at.epoch, self._at.consumed + positions, data), share
         parts = to_device(parts, self._context.device)
         self._context.events.give(self, share)
         return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)
 
     def _end_epoch(self, iteration: Iteration) -> None:
         """Go to the beginning of the next epoch, unless another iteration trains."""
-        self._context.events.end_epoch(self)
+        self._context.events.leave(self, at_end=True)
         self._at = Position(self._at.epoch + 1)
         if iteration is self._trainer or len(self._open) == 1:
             self._trained, self._givers, self._is_resumed = self._at, [], False

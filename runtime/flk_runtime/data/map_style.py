@@ -12,12 +12,11 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.contract import user_env
-from flk_runtime.data import order, samplers
+from flk_runtime.data import order
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
-from flk_runtime.data.partition import DataShard, shard_range
+from flk_runtime.data.partition import shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError, setting
 
 
@@ -56,28 +55,21 @@ def own_samples(size: int, world_size: int, rank: int) -> int:
     return 0 if repeats else end - begin
 
 
-# What gives a loader each order.
-_GIVEN = {order.OWN: "shuffle=False", order.SHUFFLED: "shuffle=True", order.SAMPLED: "a sampler"}
-
-
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
-    Raises SetupError for a dataset without length and index, and for one that is too small.
+    Raises SetupError for a dataset that is too small.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
-            raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
-        if isinstance(dataset, DataShard):
-            raise SetupError(
-                "the data is already a shard of one rank: give the loader the whole data, and it splits it"
-            )
         super().__init__(context)
         options = context.options
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
-        self._drawn = _drawn_orders(of_torch, context, len(dataset))
+        sampler = of_torch.pop("sampler", None)
+        if sampler is not None and options.shuffle:
+            raise SetupError("sampler= chooses the samples: leave out shuffle=")
+        self._drawn = None if sampler is None else DrawnOrders(sampler, context.name, len(dataset))
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
         self._dataset = dataset
@@ -112,11 +104,10 @@ class Loader(EpochLoader):
         for step, parts in self._plan(epoch_order.length):
             self._draw(iteration)  # before the batch: reading it may draw random numbers
             given = [next(collated) for _ in parts]
-            counts = [epoch_order.count(part) for part in parts]
-            own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
-            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)))
+            own = own_samples(len(step), self._world_size, self._rank)
+            share = StepShare(len(step), own, self._context.count_pieces(len(step)))
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            yield self._give(given, counts, share, len(step), (self._samples, digest))
+            yield self._give(given, [len(part) for part in parts], share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
 
@@ -124,32 +115,13 @@ class Loader(EpochLoader):
     def mark(self) -> tuple[int, str] | None:
         return (self._trained.epoch, self._trained.data[1]) if self._drawn and self._trained.data else None
 
-    def gather(self) -> None:
-        if self._drawn and self._world_size > 1:
-            samplers.compare(process_group.all_gather({self.name: self.mark}))
-
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
-        state = {"samples": samples, "order": self._order}
-        return {**state, "digest": digest} if self._drawn else state
+        return {"samples": samples, "digest": digest} if self._drawn else {"samples": samples}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position from `state_dict`.
-
-        Raises CheckpointError for a dataset of another kind or order. The length is compared where the rest of an
-        epoch begins: a script may set it before each epoch.
-        """
-        if "samples" not in state:
-            raise MismatchError(
-                f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
-                "data, or give the loader another name="
-            )
-        if state["order"] != self._order:
-            raise MismatchError(
-                f"{self.name}: the order here is that of {_GIVEN[self._order]}, and in the checkpoint that of "
-                f"{_GIVEN.get(state['order'], 'something else')}: resume with the same shuffle= and sampler="
-            )
-        self._restore(state, None if state["samples"] is None else (state["samples"], state.get("digest")))
+    def _data_of(self, state: Mapping[str, Any]) -> Any:
+        # The length is compared where the rest of an epoch begins: a script may set it before each epoch.
+        return None if state["samples"] is None else (state["samples"], state.get("digest"))
 
     def indices(self) -> Iterator[list[Any]]:
         """Yield the indices of each of this rank's micro-batches, of all steps that are left of the epoch."""
@@ -167,20 +139,15 @@ class Loader(EpochLoader):
 
     def _check_size(self, what: str, length: int) -> None:
         context, drops = self._context, self._drop_last
-        least = context.step_size if drops else 1 if context.evaluates or self._is_batched else context.world_size
+        least = context.step_size if drops else 1 if context.evaluates else context.world_size
         if length < least:
             unit = "a step of all ranks takes" if drops else "there are ranks"
             raise SetupError(f"{self.name}: the {what} has {length} samples, fewer than {unit} ({least})")
 
     @property
-    def _is_batched(self) -> bool:
-        """Whether a position is that of a batch, which a sampler made, and not of a sample."""
-        return self._drawn is not None and self._drawn.batched
-
-    @property
     def _least_rest(self) -> int:
-        """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
-        return 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
+        """The least number that is a step of its own at the end of an epoch."""
+        return max(self._world_size, setting(user_env.STANDS_FOR))
 
     def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
         """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""
@@ -193,24 +160,6 @@ class Loader(EpochLoader):
             first = position + begin
             yield range(position, position + size), [range(first + part.start, first + part.stop) for part in pieces]
             position += size
-
-
-def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext, samples: int) -> DrawnOrders | None:
-    """The orders of the sampler in the options for torch's DataLoader, which is taken out of them; None without one.
-
-    Raises SetupError for two samplers, for a batch sampler beside options that make batches, and as `DrawnOrders`.
-    """
-    options = context.options
-    sampler, batch_sampler = of_torch.pop("sampler", None), of_torch.pop("batch_sampler", None)
-    if sampler is None and batch_sampler is None:
-        return None
-    name = "sampler" if batch_sampler is None else "batch_sampler"
-    if options.shuffle or (batch_sampler is not None and (sampler is not None or options.drop_last)):
-        raise SetupError(f"{name}= chooses the samples: leave out shuffle=, and drop_last= beside a batch_sampler")
-    if batch_sampler is not None and options.batch_size is not None:
-        raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
-    chosen = sampler if batch_sampler is None else batch_sampler
-    return DrawnOrders(chosen, context.name, batched=sampler is None, samples=samples)
 
 
 class _BatchSampler:

@@ -10,15 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any
 
 from flk_runtime.data.partition import shard_range
 from flk_runtime.errors import SetupError
-
-_CURE: Final = (
-    "a batch of a loader with accumulate= is in micro-batches: loop over run.micro_batches(batch), and change each of "
-    "them in that loop"
-)
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,7 @@ class MicroBatches:
     """A rank's micro-batches of one step, which a loader with ``accumulate=`` gives for `Run.micro_batches`.
 
     ``parts`` are the micro-batches, as ``collate_fn`` made them, and ``fractions`` their shares of the rank's samples.
-    All ranks have equally many: a rank with fewer repeats its first one, with the fraction 0. Whatever else takes this
-    for a batch raises an error that says what to do.
+    All ranks have equally many: a rank with fewer repeats its first one, with the fraction 0.
     """
 
     def __init__(self, parts: Sequence[Any], counts: Sequence[int], share: StepShare) -> None:
@@ -51,14 +45,6 @@ class MicroBatches:
         self.parts = [*parts, *[parts[0]] * missing]
         self.fractions = [count / sum(counts) for count in counts] + [0.0] * missing
         self.share = share
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name}: {_CURE}")
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise SetupError(_CURE)
-
-    __len__ = __getitem__ = __array__ = _refuse
 
 
 def parts_of(batch: Any) -> tuple[StepShare, Iterator[tuple[Any, float]]]:

@@ -10,6 +10,7 @@ result that is no position goes through it again until it is one (cycle walking:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ SHUFFLED = "feistel"
 """The order of a loader that shuffles."""
 SAMPLED = "sampler"
 """The order that a sampler of the script gives."""
+STREAM = "stream"
+"""The order in which an iterable gives its elements."""
 
-_BLOCK = 4096  # samples whose indices are computed by one call
+_BLOCK = 32  # ranges whose indices are computed by one call
 _ROUNDS = 6
 # The multipliers of splitmix64 (Steele et al., OOPSLA 2014), as signed numbers: torch does not compute with unsigned.
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
@@ -40,13 +43,9 @@ class EpochOrder:
         self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
 
-    def count(self, positions: range) -> int:
-        """The number of samples at ``positions``."""
-        return len(positions)
-
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         """Yield the indices of the samples at each range of positions."""
-        for block in _blocks(ranges):
+        while block := list(islice(ranges, _BLOCK)):
             found = self.at(torch.cat([torch.arange(positions.start, positions.stop) for positions in block]))
             for indices in torch.split(found, [len(positions) for positions in block]):
                 yield indices.tolist()
@@ -66,20 +65,6 @@ class EpochOrder:
         for key in self._keys:
             left, right = right, left ^ (_hash(right + key) & mask)
         return (left << self._bits) | right
-
-
-def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
-    """Yield the ranges in lists with about `_BLOCK` numbers each."""
-    block: list[range] = []
-    count = 0
-    for positions in ranges:
-        block.append(positions)
-        count += len(positions)
-        if count >= _BLOCK:
-            yield block
-            block, count = [], 0
-    if block:
-        yield block
 
 
 def _hash(values: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import Subset
 
 from flk_runtime.errors import SetupError
 
@@ -20,40 +20,18 @@ def shard_range(length: int, rank: int, world_size: int) -> range:
     return range(begin, begin + size + (rank < more))
 
 
-class DataShard(Sequence[Any]):
-    """A view of one rank's shard of ``data``, made by `shard`. Elements are read when they are indexed."""
-
-    def __init__(self, data: Any, indices: range) -> None:
-        self._data = data
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return DataShard(self._data, self.indices[index])
-        try:
-            position = self.indices[index]
-        except IndexError:
-            raise IndexError(f"index {index} is out of range for a shard of {len(self)} elements") from None
-        return self._data[position]
-
-
-def shard(data: Any, rank: int | None = None, world_size: int | None = None) -> DataShard:
-    """This rank's contiguous shard of ``data``; each element is in the shard of one rank.
+def shard(data: Any, rank: int | None = None, world_size: int | None = None) -> Subset[Any]:
+    """This rank's contiguous shard of ``data``, which is read when it is indexed; each element is in one shard.
 
     Sizes differ by at most one. With fewer elements than ranks, the last ranks' shards are empty, so a loop that
     contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default the process group's.
     This is DistributedDataContainer of Lux.jl's DistributedUtils.
 
-    Raises SetupError for data without length and index, for a shard, for a rank outside of [0, world_size), and where
-    there is neither a process group nor both numbers.
+    Raises SetupError for data without length and index, for a rank outside of [0, world_size), and where there is
+    neither a process group nor both numbers.
     """
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or hasattr(data, "keys"):
         raise SetupError(f"shard: {type(data).__name__} has no length and index")
-    if isinstance(data, DataShard):
-        raise SetupError("shard: the data is already a shard of one rank; a shard of it would leave out the rest")
     if rank is None or world_size is None:
         if not dist.is_initialized():
             raise SetupError("shard needs the process group, or rank and world_size: call flk_runtime.init() before")
@@ -61,4 +39,4 @@ def shard(data: Any, rank: int | None = None, world_size: int | None = None) -> 
         world_size = dist.get_world_size() if world_size is None else world_size
     if world_size < 1 or not 0 <= rank < world_size:
         raise SetupError(f"shard: rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
-    return DataShard(data, shard_range(len(data), rank, world_size))
+    return Subset(data, shard_range(len(data), rank, world_size))

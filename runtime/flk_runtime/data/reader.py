@@ -37,9 +37,9 @@ OpenPart = Callable[[int, PartState], tuple[Iterator[Any], Callable[[], Any]]]
 
 
 class ReadState(NamedTuple):
-    """How far a stream has been read."""
+    """How far a stream has been read. Only `ShareReader.gather` changes one."""
 
-    parts: tuple[PartState, ...]
+    parts: list[PartState]
     is_joined: bool = False  # all ranks read what is left of all parts together
 
 
@@ -48,8 +48,6 @@ def count_shards(dataset: Any) -> int:
     if any(name.startswith(("Take", "Skip")) and step.n is not None for name, step in _steps(dataset)):
         return 1  # its shards would take or skip their shares of the number, which are other elements
     count: object = getattr(dataset, "num_shards", None)
-    if count is None and is_hugging_face(dataset):
-        count = dataset.n_shards  # its name in older releases
     return count if isinstance(count, int) and count > 0 and callable(getattr(dataset, "shard", None)) else 1
 
 
@@ -133,9 +131,9 @@ def step_shares(
             held, own, count = (len(own), copy.deepcopy(state()), own), [], 0
     if held:
         samples = held[2] + own
-        yield held if drop_last or not count else (len(samples), None, samples)
+        yield held if drop_last or not count else (len(samples), state(), samples)
     elif count and not drop_last:
-        yield len(own), None, own or [latest]
+        yield len(own), state(), own or [latest]
 
 
 class PartsReader:
@@ -150,9 +148,9 @@ class PartsReader:
     def __iter__(self) -> Iterator[Any]:
         total = 0
         for part in self._parts:
-            self._part, (self._count, done, _) = part, self._states[part]
-            if done:
+            if self._states[part][1]:
                 continue
+            self._part, self._count = part, self._states[part][0]
             elements, self._own_state = self._open(part, self._states[part])
             for element in elements:
                 self._count += 1
@@ -165,13 +163,7 @@ class PartsReader:
     def changes(self) -> dict[int, PartState]:
         """The states of the parts that have been read since the last call, after the latest element."""
         ended, self._ended = self._ended, {}
-        return {**ended, self._part: (self._count, False, self._own_state())}
-
-    def full_shares(self, size: int) -> Iterator[ReadShare]:
-        """Yield ``size`` elements at a time. Fewer are left unread."""
-        elements = iter(self)
-        while len(samples := list(itertools.islice(elements, size))) == size:
-            yield size, copy.deepcopy(self.changes()), samples
+        return {self._part: (self._count, False, self._own_state()), **ended}
 
 
 class ShareReader(IterableDataset[MarkedShare]):
@@ -198,7 +190,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         self._worker = 0  # the number of the worker that reads, of those that read parts of their own
         lanes = world_size * max(1, workers)
         divides = shards % lanes == 0 and step_size >= world_size
-        self.unread = ReadState(((0, False, None),) * (lanes if divides else 1))
+        self.unread = ReadState([(0, False, None)] * (lanes if divides else 1))
         """The state at the beginning of an epoch."""
         self.start = self.unread
         """The state with which an iteration starts. Workers know that of their own start."""
@@ -222,30 +214,26 @@ class ShareReader(IterableDataset[MarkedShare]):
     @property
     def is_divided(self) -> bool:
         """Whether each worker of each rank reads a part of its own."""
-        parts, is_joined = self.start
-        return not is_joined and 1 < len(parts) == len(self.unread.parts)
+        return self._divides(self.start)
 
-    def advance(self, changes: dict[int, PartState] | None) -> None:
-        """Record one step, after which parts have these states; None if nothing is left."""
-        parts = self.start.parts
-        if changes is None:
-            parts = tuple((count, True, None) for count, _, _ in parts)
-        else:
-            parts = tuple(changes.get(part, state) for part, state in enumerate(parts))
+    def _divides(self, state: ReadState) -> bool:
+        return not state.is_joined and 1 < len(state.parts) == len(self.unread.parts)
+
+    def advance(self, changes: dict[int, PartState]) -> None:
+        """Record one step, after which parts have these states."""
+        parts = [changes.get(part, state) for part, state in enumerate(self.start.parts)]
         self.start = self.start._replace(parts=parts)
 
-    def gathered(self, state: ReadState) -> ReadState:
-        """``state`` with what the other ranks know of the parts that they read. Collective if they read their own."""
-        parts, is_joined = state
-        if is_joined or len(parts) == 1 or len(parts) != len(self.unread.parts):
-            return state
-        of_ranks = process_group.all_gather(parts[self._rank :: self._world_size])
-        lanes = [of_ranks[part % self._world_size][part // self._world_size] for part in range(len(parts))]
-        return ReadState(tuple(lanes))
+    def gather(self, state: ReadState) -> None:
+        """Add to ``state`` what the other ranks know of the parts that they read. Collective if they read their own."""
+        if self._divides(state):
+            for rank, parts in enumerate(process_group.all_gather(state.parts[self._rank :: self._world_size])):
+                state.parts[rank :: self._world_size] = parts
 
     def join(self) -> None:
         """Read from now on with all ranks together what is left of all parts. Collective."""
-        self.start = self.gathered(self.start)._replace(is_joined=True)
+        self.gather(self.start)
+        self.start = self.start._replace(is_joined=True)
 
     def state_dict(self, start: ReadState) -> dict[str, Any]:
         """The state ``start`` as plain values, which belongs to a position beside epoch and samples consumed."""
@@ -254,32 +242,25 @@ class ShareReader(IterableDataset[MarkedShare]):
     def start_of(self, state: Mapping[str, Any]) -> ReadState:
         """The state of a `state_dict`. Raises CheckpointError for one of other data."""
         kind = type(self._dataset).__name__
-        if "parts" not in state:
-            raise MismatchError(
-                f"the checkpoint is of data with an index, and this is an iterable, a {kind}: "
-                "resume with the same data, or give the loader another name="
-            )
         if len(state["parts"]) > 1 and state["shards"] != self._shards:
             raise MismatchError(
                 f"the checkpoint is of a stream with {state['shards']} shards, and this {kind} has {self._shards}: "
                 "resume with the same data"
             )
-        return ReadState(tuple((count, done, data) for count, done, data in state["parts"]), state["joined"])
+        return ReadState([(count, done, data) for count, done, data in state["parts"]], state["joined"])
 
     def __iter__(self) -> Iterator[MarkedShare]:
         seed, epoch = self.seed, self.epoch
         states, is_divided = self.start.parts, self.is_divided
         own = rng.OwnNumbers(rng.derive_seed("stream", seed, epoch))
-        if is_divided:
-            lanes = range(self._rank, len(states), self._world_size)
-            # The worker whose turn it is comes first: a lane that has given fewer shares than others.
-            lane = sorted(lanes, key=lambda part: (states[part][0] // self._own_size, part))[self._worker]
-            reader = PartsReader([lane], states, partial(self._open, seed, epoch, len(states)))
-            shares = reader.full_shares(self._own_size)
-        else:
-            reader = PartsReader(range(len(states)), states, partial(self._open, seed, epoch, len(states)))
-            sizes = self._rank, self._world_size, self._step_size
-            shares = step_shares(reader, *sizes, drop_last=self._drop_last, state=reader.changes)
+        lanes = range(self._rank, len(states), self._world_size)
+        # The worker whose turn it is comes first: a lane that has given fewer shares than others.
+        by_turn = sorted(lanes, key=lambda part: (states[part][0] // self._own_size, part))
+        parts = [by_turn[self._worker]] if is_divided else range(len(states))
+        reader = PartsReader(parts, states, partial(self._open, seed, epoch, len(states)))
+        # A lane gives full shares of its own; what is left of it is read together.
+        sizes = (0, 1, self._own_size) if is_divided else (self._rank, self._world_size, self._step_size)
+        shares = step_shares(reader, *sizes, drop_last=is_divided or self._drop_last, state=reader.changes)
         while True:
             with own.used():
                 share = next(shares, None)

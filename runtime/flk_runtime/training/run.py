@@ -106,10 +106,9 @@ class Run(Training):
     def loader(
         self,
         dataset: Any,
-        batch_size: int | None = None,
+        batch_size: int,
         *,
         shuffle: bool | None = None,
-        split: bool = True,
         drop_last: bool = False,
         accumulate: int | None = None,
         seed: int | None = None,
@@ -123,16 +122,16 @@ class Run(Training):
         the run's device. The position is saved in checkpoints, except for a loader without a name that is made after
         the first step: where there are checkpoints, `step` raises SetupError if it has trained with that.
         `flk_runtime.data.LoaderOptions` describes the arguments; ``options`` are the options of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … A ``sampler`` or ``batch_sampler`` is one of
-        a single process: all ranks draw the same order from it, and each takes its share.
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … A ``sampler`` is one of a single
+        process: all ranks draw the same order from it, and each takes its share.
 
         Raises SetupError if the dataset is too small, the ranks' data differ, an option contradicts the loader, or the
         name is taken, and CheckpointError if the checkpoint's position is of another dataset.
         """
-        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
+        chosen = LoaderOptions(batch_size, shuffle, drop_last, accumulate, seed, name, options)
         return self._batches.make_loader(dataset, chosen)
 
-    def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
+    def evaluation(self, dataset: Any, batch_size: int, **options: Any) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
 
         Each loop over it takes all of ``dataset`` in its order, each sample once over all ranks. All ranks get equally
@@ -141,9 +140,9 @@ class Run(Training):
 
         It has no position: nothing is saved, and training goes on as without it, also between two micro-batches.
         The arguments are as in `loader`; a batch may have one sample more than ``batch_size``.
-        Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
+        Raises SetupError if there is no sample.
         """
-        chosen = LoaderOptions(batch_size, split=split, of_torch=options)
+        chosen = LoaderOptions(batch_size, of_torch=options)
         return self._batches.make_evaluation(dataset, chosen)
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:

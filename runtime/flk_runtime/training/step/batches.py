@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from flk_runtime.contract import user_env
 from flk_runtime.data import (
     EpochLoader,
     EvaluationLoader,
@@ -27,7 +26,7 @@ from flk_runtime.data import (
     sources_of,
 )
 from flk_runtime.distributed import find_difference, process_group
-from flk_runtime.errors import SetupError, setting
+from flk_runtime.errors import SetupError
 from flk_runtime.preflight.bootstrap import compare_options, compares
 from flk_runtime.system.bits import is_compared
 from flk_runtime.training.context import RunContext
@@ -82,8 +81,6 @@ class Batches(LoaderEvents):
         self._count += 1
         number, parts = part or self._part
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
-        if options.batch_size is None:
-            full *= setting(user_env.STANDS_FOR)  # one process has the batches of all these ranks
         loader_context = LoaderContext(
             options,
             number,
@@ -94,7 +91,7 @@ class Batches(LoaderEvents):
             events=self,
             full_world_size=full if part is None else parts,
         )
-        if context.workers > 1 and options.split:
+        if context.workers > 1:
             dataset = share_of_worker(dataset, context.worker, context.workers)
         shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
         _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
@@ -246,12 +243,9 @@ class Batches(LoaderEvents):
         self._used = {*(self._used or ()), *self._unused}
         self._unused.clear()
 
-    def leave(self, loader: EpochLoader) -> None:
-        if self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
+    def leave(self, loader: EpochLoader, *, at_end: bool) -> None:
+        if at_end or self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
             self._in_use.pop(loader, None)
-
-    def end_epoch(self, loader: EpochLoader) -> None:
-        self._in_use.pop(loader, None)  # its last batch is not in use any more
 
     def end(self) -> None:
         self._steps.end_step()
@@ -260,12 +254,12 @@ class Batches(LoaderEvents):
 
 def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:
     """Raise SetupError on all ranks if the options of a loader or its data differ between them. Collective."""
-    common = {"batch_size": options.batch_size, "split": options.split}
-    shards = count_shards(dataset) if options.split else 1
+    common = {"batch_size": options.batch_size}
+    shards = count_shards(dataset)
     if shards > 1:  # which are divided among the workers of all ranks
         common |= {"shards of the dataset": shards, "num_workers": options.of_torch.get("num_workers", 0)}
     compare_options(name, common | shared)
-    if not options.split or not compares():
+    if not compares():
         return
     lines = [("length of the dataset", str(length_of(dataset)))]
     # A stream without shards is compared as it is read.

@@ -10,7 +10,7 @@ import pytest
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import AtMost, Count, Time
-from flk_runtime.contract.quantities import check_pods
+from flk_runtime.contract.quantities import parse_ranges
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Row:
     name: str
     time: Time = 0.0
     count: Count = 0
-    pods: Annotated[str, check_pods] = ""
+    pods: Annotated[str, parse_ranges] = ""
     few: Annotated[list[int], AtMost(3)] = field(default_factory=list)
     rest: dict[int, float] = field(default_factory=dict)
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from flk_runtime.contract.options import parse_hang_timeout
 from flk_runtime.contract.quantities import (
     DURATION,
     format_ranges,
@@ -69,16 +68,10 @@ INVALID = ["", "s", "1x", "1m1h", "1s1s", "-1s", "step=5m", "1.5h", "1 h", "1h\n
 @pytest.mark.parametrize(("text", "seconds"), VALID)
 def test_duration(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
-    assert parse_hang_timeout(text) == seconds
     assert re.fullmatch(DURATION, text)
 
 
 @pytest.mark.parametrize("text", INVALID)
 def test_no_duration(text: str) -> None:
-    for parse in (parse_duration, parse_hang_timeout):
-        with pytest.raises(ValueError, match=r"must be a duration like 75s, 30m or 1h30m|longer than 68 years"):
-            parse(text)
-
-
-def test_variables_of_hang_timeouts_may_have_fractions_of_a_second() -> None:
-    assert parse_hang_timeout("0.5") == 0.5
+    with pytest.raises(ValueError, match=r"must be a duration like 75s, 30m or 1h30m|longer than 68 years"):
+        parse_duration(text)

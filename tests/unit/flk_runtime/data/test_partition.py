@@ -19,19 +19,6 @@ def test_every_element_is_on_one_rank(length: int, world_size: int) -> None:
     assert sizes == sorted(sizes, reverse=True)  # where there are too few, the last ranks have none
 
 
-@given(length=st.integers(0, 50), index=st.integers(-60, 60), begin=st.integers(-60, 60), end=st.integers(-60, 60))
-def test_it_behaves_as_the_list_of_its_elements(length: int, index: int, begin: int, end: int) -> None:
-    one = shard(range(length), 1, 3)
-    same = list(one)
-    assert list(one[begin:end]) == same[begin:end]
-    assert list(one[begin:end:2]) == same[begin:end:2]
-    if -len(same) <= index < len(same):
-        assert one[index] == same[index]
-    else:
-        with pytest.raises(IndexError, match=f"index {index} is out of range for a shard of {len(same)} elements"):
-            one[index]
-
-
 def test_elements_are_read_when_asked_for() -> None:
     class Data:
         def __len__(self) -> int:
@@ -48,8 +35,6 @@ def test_what_is_refused() -> None:
     for data in (iter([1]), {1, 2}, {"a": 1}):
         with pytest.raises(SetupError, match="has no length and index"):
             shard(data, 0, 1)
-    with pytest.raises(SetupError, match="already a shard of one rank"):
-        shard(shard([1, 2], 0, 2), 0, 2)
     for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(SetupError, match=f"rank={rank} of world_size={world_size}"):
             shard([1], rank, world_size)

@@ -176,10 +176,10 @@ def test_an_invalid_use_of_nccl_is_final_when_it_happens_again() -> None:
 
 def test_a_kind_that_only_a_later_version_knows_is_read() -> None:
     recorded = {"kind": "of a later version", "news": 1, "message": "the moon is full", "pod": 1, "rank": 2}
-    failure = foreign.read_typed(Failure, recorded)
+    failure = foreign.read(Failure, recorded)
     assert (failure.kind, failure.code, failure.rank) == (Kind.UNKNOWN, 100, 2)
     assert failure.message in failure.summary
-    assert foreign.read_typed(Failure, json.loads(json.dumps(asdict(failure)))) == failure
+    assert foreign.read(Failure, json.loads(json.dumps(asdict(failure)))) == failure
 
 
 def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
@@ -189,26 +189,13 @@ def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None
     assert finished.summary == "rank 3 in pod 3 ended with exit code 0 before the other ranks"
 
 
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        (
-            "Tried to allocate 32 GiB. " + "GPU 0 has room. " * 16 + "Reserved memory is large.",
-            "Tried to allocate 32 GiB.",
-        ),
-        ("unexpected keys: " + "layer.weight, " * 30, "unexpected keys:"),
-        ("Failed. unexpected keys: " + "layer.weight, " * 30, "Failed. unexpected keys:"),
-        ("x" * 400, "x"),
-    ],
-)
-def test_a_long_message_is_not_cut_within_a_word_or_sentence(message: str, shown: str) -> None:
+@pytest.mark.parametrize("message", ["unexpected keys: " + "layer.weight, " * 30, "x" * 400])
+def test_a_long_message_is_cut_after_a_word(message: str) -> None:
     failure = Failure(Kind.EXCEPTION, pod=0, rank=0, type="RuntimeError", message=message)
     line = failure.summary.removeprefix("rank 0 in pod 0 raised RuntimeError: ")
-    assert line.startswith(shown)
-    assert len(line) <= 300
-    kept = line.removesuffix("…")
-    assert message.startswith(kept)
-    assert kept.endswith(".") if "GPU" in message else line.endswith(("weight,…", "x…"))
+    assert 280 < len(line) <= 300
+    assert message.startswith(line.removesuffix("…"))
+    assert line.endswith(("weight,…", "x…"))
 
 
 @pytest.mark.parametrize("earlier", ["Error 802: system not yet initialized", "CUDA error: invalid argument"])
