@@ -442,10 +442,10 @@ RANK_0_ONLY = """
 def test_what_rank_0_cannot_save_is_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     problems = [
         "two tensors of a state have the name 'values.x.y': rename a key",
-        "cannot save 'values.sparse': it has the layout torch.sparse_coo, and checkpoints hold dense tensors; save it "
-        "as its indices and values",
-        "cannot save 'values.quantized': it is quantized (torch.qint8), and checkpoints hold plain tensors; save its "
-        "int_repr(), scale and zero point",
+        "cannot save 'values.sparse': it has the layout torch.sparse_coo, and checkpoints hold dense tensors with "
+        "values; save the plain tensors that it consists of",
+        "cannot save 'values.quantized': it is quantized, and checkpoints hold dense tensors with values; save the "
+        "plain tensors that it consists of",
     ]
     for result in ranks(RANK_0_ONLY, 2, {"PLACE": str(tmp_path / "place")}):
         assert result.lines == [*problems, "saved", *problems]

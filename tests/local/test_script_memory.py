@@ -17,6 +17,7 @@ SAVES_ONCE = """
         save(1, 1.0)
         end = time.monotonic() + 30
         while own_page().saved != 1 and time.monotonic() < end:
+            flk.must_stop(1)
             time.sleep(0.02)
         print(f"saved {own_page().saved}")
 """
@@ -70,7 +71,7 @@ def lose_pod(job: Pods, root: Path, pod: int = 1) -> None:
 def test_the_launcher_hears_that_a_checkpoint_is_complete(
     forked_pods: Callable[..., Pods], root: Path, begin: str
 ) -> None:
-    """The script calls nothing of flk meanwhile."""
+    """At a step after it has become so."""
     job = start(forked_pods, root, own_loop(SAVES_ONCE, begin))
     lose_pod(job, root)
     assert "[rank 0] saved 1" in job.log(0)

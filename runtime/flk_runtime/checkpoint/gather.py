@@ -3,7 +3,7 @@
 Each rank opens the shards that it is the reader of: its own one if as many ranks have saved. It reads what it needs of
 other shards in its pod from their files, also of shards that another pod reads and of which this one holds a copy. What
 its pod lacks comes from the ranks that read it, in pieces. Where each rank reads what it has written itself, as under
-FSDP, no values travel, and of the headers the one of rank 0, which names the unsharded tensors.
+FSDP, only the headers travel, and the plain values of rank 0.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import ReadItem
 
-from flk_runtime.checkpoint.shard import ChunkReader, add_entries, entry_index, map_file, narrow, place, view_tensor
-from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.checkpoint.shard import (
+    ChunkReader,
+    Target,
+    entry_index,
+    map_file,
+    merge_entries,
+    narrow,
+    parse_dtype,
+    view_tensor,
+)
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import StorageError
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.shared.shard_file import Entry, ShardHeader, read_header, value_name
+from flk_runtime.shared.shard_file import Entry, read_header, value_name
 
 PIECE = 4 << 20  # bytes that a rank receives of another one in a turn, and sends to another one
 _CPU: Final = torch.device("cpu")
@@ -36,7 +43,7 @@ _Box = tuple[str, torch.Size, torch.Size, torch.Size]  # name and offsets of a c
 
 
 class PodReader(ChunkReader):
-    """Reads a checkpoint whose shards the ranks hold. The constructor, `cover` and `read_data` are collective."""
+    """Reads a checkpoint whose shards the ranks hold. The constructor and `read` are collective."""
 
     def __init__(
         self,
@@ -57,48 +64,33 @@ class PodReader(ChunkReader):
         self.received = 0
         """Bytes of tensors that this rank has received of other pods."""
         self._mapped: dict[int, mmap.mmap] = {}  # shards in this pod, by the rank that wrote them
-        self._headers: dict[int, ShardHeader] = {}
-        self._values: dict[str, bytes] = {}  # plain values that this rank may need, by name
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
-        self._metadata: Any = Metadata({}, planner_data={})
-        self._has_all_headers = False
-        for shard in self._own:
-            memory = self._memory(shard)
-            self._headers[shard] = header = read_header(memory)
-            (entry,) = (entry for entry in header.entries if entry.dtype is None)
-            self._values[entry.name] = memory[entry.begin : entry.begin + entry.length]
+        own = {
+            shard: read_header(self._memory(shard)).entries
+            for shard, reader in enumerate(readers)
+            if reader == self._rank
+        }
+        found: dict[int, tuple[Entry, ...]] = {}
+        for held in process_group.all_gather(own):
+            found |= held
+        shards = sorted(found.items())  # in the same order on all ranks
+        for shard, entries in shards:
+            self._entries |= {entry_index(entry): (shard, entry) for entry in entries}
+        self._metadata = merge_entries(entries for _, entries in shards)
+        self._values = {value_name(shard): self._value(shard) for shard in own}  # plain values that this rank may need
         if len(readers) == process_group.world_size():  # each rank reads its own
-            self._share_names()
+            self._values |= process_group.on_main(lambda: {value_name(0): self._value(0)})
         else:
             for values in process_group.all_gather(self._values):
                 self._values |= values
-            self._gather_headers()
-        self._add_chunks()
 
-    @property
-    def _own(self) -> list[int]:
-        """The shards that this rank reads."""
-        return [shard for shard, reader in enumerate(self._readers) if reader == self._rank]
+    def read_metadata(self) -> Metadata:
+        return self._metadata
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of the whole checkpoint, with the chunks that `cover` was called for."""
-        metadata: Metadata = self._metadata
-        return metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def cover(self, chunks: Sequence[Chunk]) -> None:
-        lacks = any(not self._covers(chunk) for chunk in chunks)
-        if not self._has_all_headers and process_group.maximum(int(lacks))[0]:
-            self._gather_headers()
-            self._add_chunks()
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the items of this rank's plan, and give other pods what they need for theirs."""
-        tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
-        here = self._open_copies({self._shard_of(item) for item in tensors})
-        remote = [item for item in tensors if not (self._is_near(item) or self._shard_of(item) in here)]
+    def read(self, items: Sequence[ReadItem], target: Target) -> None:
+        """Read the items of this rank, and give other pods what they need for theirs."""
+        here = self._open_copies({self._shard_of(item) for item in items})
+        remote = [item for item in items if not (self._is_near(item) or self._shard_of(item) in here)]
         remote_anywhere, without_device = process_group.maximum(
             len(remote),
             int(not torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
@@ -106,48 +98,20 @@ class PodReader(ChunkReader):
         if remote_anywhere:
             # On the device, the values travel between the devices.
             device = process_group.comm_device(_CPU if without_device else torch.device("cuda"))
-            self._exchange(remote, planner, device)
+            self._exchange(remote, target, device)
         gone = set(map(id, remote))
-        return super().read_data(LoadPlan([item for item in plan.items if id(item) not in gone]), planner)
+        super().read([item for item in items if id(item) not in gone], target)
 
-    def read_bytes(self, item: ReadItem) -> bytes:
-        return self._values[item.storage_index.fqn]
+    def read_value(self, name: str) -> bytes:
+        return self._values[name]
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         return self._chunk(item.storage_index)
 
-    # Metadata ----------------------------------------------------------------------------------------------------
-
-    def _share_names(self) -> None:
-        """Have the metadata name all tensors, and take the header and the plain values of the shard of rank 0."""
-        name = value_name(0)
-        own = list(self._headers.values())
-        self._headers[0], self._values[name] = process_group.on_main(lambda: (self._headers[0], self._values[name]))
-        known = {entry.name for entry in self._headers[0].entries}
-        further = [entry for header in own for entry in header.entries if entry.name not in known]
-        for entries in [self._headers[0].entries, *process_group.all_gather(further)]:
-            add_entries(self._metadata, entries, chunks=False)
-
-    def _gather_headers(self) -> None:
-        for headers in process_group.all_gather({shard: self._headers[shard] for shard in self._own}):
-            self._headers |= headers
-        self._has_all_headers = True
-
-    def _add_chunks(self) -> None:
-        """Have the metadata name the chunks of the shards whose headers are here, in the same order on all ranks."""
-        for found in self._metadata.state_dict_metadata.values():
-            if _is_tensor(found):
-                found.chunks.clear()
-        for shard, header in sorted(self._headers.items()):
-            add_entries(self._metadata, header.entries)
-            self._entries |= {entry_index(entry): (shard, entry) for entry in header.entries}
-
-    def _covers(self, chunk: Chunk) -> bool:
-        found = self._metadata.state_dict_metadata.get(chunk.name)
-        if not _is_tensor(found):
-            return True  # the planner says that it is not in the checkpoint
-        here = sum(_overlap(chunk, held.offsets, held.sizes) for held in found.chunks)
-        return here == chunk.tensor.numel()
+    def _value(self, shard: int) -> bytes:
+        """The plain values of a shard that this rank reads."""
+        _, entry = self._entries[MetadataIndex(value_name(shard))]
+        return self._memory(shard)[entry.begin : entry.begin + entry.length]
 
     def _shard_of(self, item: ReadItem) -> int:
         return self._entries[item.storage_index][0]
@@ -179,7 +143,7 @@ class PodReader(ChunkReader):
 
     # Values of other pods ----------------------------------------------------------------------------------------
 
-    def _exchange(self, items: Sequence[ReadItem], planner: LoadPlanner, device: torch.device) -> None:
+    def _exchange(self, items: Sequence[ReadItem], target: Target, device: torch.device) -> None:
         """Read items of shards in other pods, and give other ranks what they read of this rank's shards.
 
         In each turn a rank receives a piece of the rank that is so many before it, and sends one to the rank after it.
@@ -209,7 +173,7 @@ class PodReader(ChunkReader):
             _transfer([(receiver, tensor) for tensor in sent], [(sender, tensor) for tensor in data])
             for item, tensor in zip(bucket, data, strict=True):
                 self.received += tensor.nbytes
-                place(tensor, item, planner)
+                target(item).copy_(tensor)
             heartbeat()
 
     def _box_of(self, box: _Box) -> torch.Tensor:
@@ -217,27 +181,14 @@ class PodReader(ChunkReader):
         return narrow(self._chunk(MetadataIndex(name, chunk)), offsets, lengths).contiguous()
 
     def _dtype(self, item: ReadItem) -> torch.dtype:
-        dtype: torch.dtype = self._metadata.state_dict_metadata[item.storage_index.fqn].properties.dtype
-        return dtype
+        return parse_dtype(self._entries[item.storage_index][1].dtype or "")
 
     def _itemsize(self, item: ReadItem) -> int:
         return self._dtype(item).itemsize
 
 
-def _is_tensor(found: Any) -> bool:
-    return isinstance(found, TensorStorageMetadata)
-
-
 def _box(item: ReadItem) -> _Box:
     return item.storage_index.fqn, item.storage_index.offset or torch.Size(), item.storage_offsets, item.lengths
-
-
-def _overlap(chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]) -> int:
-    """The number of elements of ``chunk`` that are in the box at ``offsets``."""
-    count = 1
-    for begin, length, other, size in zip(chunk.offsets, chunk.tensor.shape, offsets, sizes, strict=True):
-        count *= max(0, min(begin + length, other + size) - max(begin, other))
-    return count
 
 
 def _buckets(items: Iterable[ReadItem], itemsize: Callable[[ReadItem], int]) -> Iterator[list[ReadItem]]:

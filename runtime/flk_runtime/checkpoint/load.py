@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from flk_runtime.checkpoint.shard import ChunkReader, narrow
 from flk_runtime.checkpoint.state import Chunk
-from flk_runtime.checkpoint.storage.destination import Destination
+from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest
 from flk_runtime.checkpoint.values import Path, decode, references
 from flk_runtime.errors import MismatchError, RuntimeFailure, checkpoint_error, storage_access
@@ -42,16 +42,11 @@ class SavedCheckpoint:
         self.place = place
         self._reader = reader
         with storage_access(f"read {place}"):
-            self.metadata = reader.read_metadata()
-        reader.set_up_storage_reader(self.metadata, is_coordinator=False)
-        paths = self.metadata.planner_data or {}
-        self._paths: dict[str, Path] = {
-            name: tuple(paths.get(name, (name,))) for name in self.metadata.state_dict_metadata
-        }
+            metadata = reader.read_metadata()
+        paths = metadata.planner_data or {}
+        self._paths: dict[str, Path] = {name: tuple(paths.get(name, (name,))) for name in metadata.state_dict_metadata}
         self.saved_tensors = {
-            name: each
-            for name, each in self.metadata.state_dict_metadata.items()
-            if isinstance(each, TensorStorageMetadata)
+            name: each for name, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)
         }
         for name, each in self.saved_tensors.items():
             if not (isinstance(each.properties, TensorProperties) and isinstance(each.size, torch.Size)):
@@ -88,22 +83,49 @@ class SavedCheckpoint:
 
         Raises CheckpointError if the checkpoint has no such tensor, another shape, or cannot be read.
         """
+        tensors = {(chunk.name, torch.Size(chunk.offsets)): chunk.tensor for chunk in chunks}
+
+        def target(item: ReadItem) -> torch.Tensor:
+            index = item.dest_index
+            return narrow(tensors[index.fqn, index.offset or torch.Size()], item.dest_offsets, item.lengths)
+
         with own_page().during(Phase.RESTORING):
-            self._reader.cover(chunks)
-            planner = _ChunkPlanner(self, chunks, values)
-            planner.set_up_planner({}, self.metadata)
             try:
-                plan = self._reader.prepare_local_plan(planner.create_local_plan())
-                self._reader.read_data(plan, planner).wait()
+                self._reader.read(self._items(chunks), target)
+                return {name: self._value(name) for name in values}
             except (RuntimeFailure, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a damaged or a stranger's file can cause in torch
                 raise checkpoint_error(f"cannot read {self.place}: {error or type(error).__name__}", error) from error
-            return planner.values
 
-    def value(self, name: str) -> Any:
-        """A plain value."""
-        return self.read((), [name])[name]
+    def _items(self, chunks: Sequence[Chunk]) -> list[ReadItem]:
+        """What is read for ``chunks``, also where the checkpoint has cut the tensors into other chunks."""
+        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        for chunk in chunks:
+            shape = self.shape(chunk.name)
+            if shape is None:
+                raise MismatchError(f"{self.place} holds no tensor {chunk.name!r}")
+            if shape != chunk.shape:
+                raise MismatchError(f"{chunk.name!r} has the shape {shape} in {self.place}, and {chunk.shape} here")
+            box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            wanted.setdefault(chunk.name, []).append(box)
+        items: list[ReadItem] = []
+        for name, boxes in wanted.items():
+            stored = self.saved_tensors[name]
+            # A chunk that is listed a million times is read once.
+            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}
+            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), boxes)
+            # It is more where two ranks of another program have written the same chunk.
+            if sum(part.lengths.numel() for part in parts) < sum(box.sizes.numel() for box in boxes):
+                raise MismatchError(f"{self.place} does not hold all of the tensor {name!r}")
+            items += parts
+        return items
+
+    def _value(self, name: str) -> Any:
+        """A plain value. Reading it runs no code of the file's."""
+        if not self.has(name):
+            raise MismatchError(f"{self.place} holds no value {name!r}")
+        return torch.load(io.BytesIO(self._reader.read_value(name)), map_location="cpu", weights_only=True)
 
     def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Full tensors, on the CPU."""
@@ -137,65 +159,6 @@ class SavedObject:
         return decode(self.plain, self.checkpoint.tensors(list(references(self.plain))))
 
 
-class _ChunkPlanner(LoadPlanner):
-    """Plans to read some chunks, also where the checkpoint has cut the tensors into other chunks."""
-
-    def __init__(self, saved: SavedCheckpoint, chunks: Sequence[Chunk], values: Sequence[str]) -> None:
-        self._saved = saved
-        self._chunks = {(chunk.name, torch.Size(chunk.offsets)): chunk for chunk in chunks}
-        self._names = values
-        self.values: dict[str, Any] = {}
-
-    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        self._metadata = metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        items: list[ReadItem] = []
-        chunks: dict[str, list[ChunkStorageMetadata]] = {}
-        for (name, offsets), chunk in self._chunks.items():
-            shape = self._saved.shape(name)
-            if shape is None:
-                raise MismatchError(f"{self._saved.place} holds no tensor {name!r}")
-            if shape != chunk.shape:
-                raise MismatchError(
-                    f"{name!r} has the shape {shape} in {self._saved.place}, and the shape {chunk.shape} here"
-                )
-            chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
-        for name, wanted in chunks.items():
-            stored = self._saved.saved_tensors[name]
-            # A chunk that is listed a million times is read once.
-            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}
-            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), wanted)
-            # It is more where two ranks of another program have written the same chunk.
-            if sum(part.lengths.numel() for part in parts) < sum(chunk.sizes.numel() for chunk in wanted):
-                raise MismatchError(f"{self._saved.place} does not hold all of the tensor {name!r}")
-            items += parts
-        for name in self._names:
-            if not self._saved.has(name):
-                raise MismatchError(f"{self._saved.place} holds no value {name!r}")
-            index, none = MetadataIndex(name), torch.Size((0,))
-            items.append(ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none))
-        return LoadPlan(items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        # Reading runs no code of the file's.
-        self.values[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        index = read_item.dest_index
-        tensor = self._chunks[index.fqn, index.offset or torch.Size()].tensor
-        return narrow(tensor, read_item.dest_offsets, read_item.lengths)
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        pass
-
-
 class FilesReader(ChunkReader):
     """Reads the files that `torch.distributed.checkpoint.FileSystemWriter` writes, and flk's, wherever they are.
 
@@ -207,31 +170,30 @@ class FilesReader(ChunkReader):
         self._open, self._metadata = open_section, metadata
         self._places: Any = {}
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self) -> Metadata:
         with self._open(self._metadata, 0, -1) as stream:
-            return read_metadata(stream.read())
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+            metadata = read_metadata(stream.read())
         self._places = metadata.storage_data
+        return metadata
 
-    def read_bytes(self, item: ReadItem) -> bytes:
-        with self._section(item) as stream:
+    def read_value(self, name: str) -> bytes:
+        with self._section(MetadataIndex(name)) as stream:
             return stream.read()
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
-        with self._section(item) as stream:
+        with self._section(item.storage_index) as stream:
             tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
         return tensor
 
-    def _section(self, item: ReadItem) -> BinaryIO:
-        place = self._places[item.storage_index]
+    def _section(self, index: MetadataIndex) -> BinaryIO:
+        place = self._places[index]
         return self._open(place.relative_path, place.offset, place.length)
 
 
-def open_stored(destination: Destination, step: int, manifest: Manifest) -> SavedCheckpoint:
-    """The checkpoint of a step that a destination holds."""
-    files = FilesReader(partial(destination.open, step), manifest.metadata_file)
-    return SavedCheckpoint(destination.locate(step), files)
+def open_stored(destination: Destination, manifest: Manifest) -> SavedCheckpoint:
+    """The checkpoint with this manifest that a destination holds."""
+    files = FilesReader(partial(destination.open, manifest.step), manifest.metadata_file)
+    return SavedCheckpoint(destination.locate(manifest.step), files)
 
 
 _CLASSES = {
@@ -304,12 +266,9 @@ def read_metadata(data: bytes) -> Metadata:
         metadata = _MetadataUnpickler(data).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"it is a {type(metadata).__name__}")
+        stored: dict[Any, Any] = metadata.storage_data or {}
         # torch looks places up by its own class.
-        places = {MetadataIndex(each.fqn, each.offset, each.index): place for each, place in _places(metadata)}
+        places = {MetadataIndex(each.fqn, each.offset, each.index): place for each, place in stored.items()}
         return replace(metadata, storage_data=places)
     except Exception as error:
         raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
-
-
-def _places(metadata: Metadata) -> Iterator[tuple[Any, Any]]:
-    yield from (metadata.storage_data or {}).items()

@@ -105,7 +105,8 @@ class CheckpointManager:
     `open_checkpoints` makes it. `register` and `save` are collective.
     """
 
-    _outdated: ClassVar[bool] = False  # what this process has restored from memory: it has saved since, or stored it
+    _unstored: ClassVar[Restorable | None] = None
+    """What this process has restored from memory, and has not stored. Nothing was saved there since."""
 
     def __init__(
         self,
@@ -128,7 +129,8 @@ class CheckpointManager:
         """Where the state comes from, as in SOURCES."""
         self._log, self._saver, self._refusal = log, saver, refusal
         self._objects: dict[str, Stateful | DistributedStateful] = {}
-        self._resumed, self._in_memory = resumed, in_memory  # the first until the first step
+        CheckpointManager._unstored = in_memory or CheckpointManager._unstored
+        self._resumed = resumed  # until the first step
         # Names in the checkpoint for which no object is registered yet.
         self.restored_by_script: set[str] = set()  # names that `flk.restore` has taken from this place
         self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
@@ -257,7 +259,7 @@ class CheckpointManager:
     def ignore_checkpoint(self, steps: int) -> None:
         """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
         self.steps, self.source, self._rng_state, self._saved = steps, "", None, progress_of(steps, {})
-        self._resumed, self._in_memory, self._unclaimed = None, None, set()
+        self._resumed, self._unclaimed = None, set()
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint, or the one that was restored."""
@@ -318,7 +320,8 @@ class CheckpointManager:
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
         every = self.options.store_every
-        CheckpointManager._outdated |= saver.keeps_in_memory
+        if saver.keeps_in_memory:
+            CheckpointManager._unstored = None
         saver.save(steps, chunks, plain, problem, store=every is None or is_passed(every, saver.stored, steps))
         self._saved = self._current_progress(steps)
 
@@ -388,11 +391,6 @@ class CheckpointManager:
         """
         return self._saver is not None and self._saver.poll()
 
-    def watch(self) -> None:
-        """Have a thread call `poll` until the latest checkpoint is complete in memory."""
-        if self._saver is not None:
-            self._saver.watch()
-
     def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage.
 
@@ -406,10 +404,10 @@ class CheckpointManager:
         with own_page().during(Phase.SAVING):
             if self.has_saved:
                 self._saver.wait(together=together, at_end=at_end)
-            elif self.has_storage and self._in_memory and not CheckpointManager._outdated:
-                CheckpointManager._outdated = True
+            elif self.has_storage and self.source == "memory" and (restored := CheckpointManager._unstored):
+                CheckpointManager._unstored = None
                 if self._saver.stored < self.steps:
-                    self._saver.store_restored(self._in_memory, at_end=at_end)
+                    self._saver.store_restored(restored, at_end=at_end)
 
     def finish_write(self) -> None:
         """Wait for the write that is going on, if there is one. Raises CheckpointError if it fails."""

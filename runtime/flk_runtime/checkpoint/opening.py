@@ -69,8 +69,7 @@ def _open(
     if resumed is None:
         offered = None
         if destination and found:
-            stored = open_stored(destination, found.step, found.manifest)
-            resumed = _read(stored, found.manifest.world_size, options)
+            resumed = _read(open_stored(destination, found), found.world_size, options)
         elif options.resume and user_env.ATTEMPT.read(os.environ):
             log("flk: there is no checkpoint: training starts again at step 0")
     if resumed:

@@ -1,4 +1,4 @@
-"""Shards as torch.distributed.checkpoint sees them: the base class of flk's readers, tensors in shard files, metadata.
+"""Shards as torch.distributed.checkpoint describes them: the base class of readers, tensors in shard files, metadata.
 
 The format of the files is in `flk_runtime.shared.shard_file`. The shards of a checkpoint together are its metadata, so
 a checkpoint can be loaded at any world size from its shards alone.
@@ -6,11 +6,11 @@ a checkpoint can be loaded at any world size from its shards alone.
 
 from __future__ import annotations
 
-import io
+import itertools
 import mmap
 import os
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,52 +23,34 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
+from torch.distributed.checkpoint.planner import ReadItem
 
-from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardError, read_header
 
+Target = Callable[[ReadItem], torch.Tensor]  # where the box of an item is read to
 
-class ChunkReader(StorageReader):
-    """The base class of flk's readers: they load item by item, at once, and keep torch's plan as it is."""
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def cover(self, chunks: Sequence[Chunk]) -> None:
-        """Have the metadata name the chunks of the checkpoint in which ``chunks`` are, if it does not name all."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            heartbeat()
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(self.read_bytes(item)))
-            else:
-                place(narrow(self.read_tensor(item), item.storage_offsets, item.lengths), item, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False
+class ChunkReader(ABC):
+    """The base class of flk's readers: they read item by item, at once."""
 
     @abstractmethod
-    def read_bytes(self, item: ReadItem) -> bytes:
-        """The value of an item that is no tensor, as torch.save has written it."""
+    def read_metadata(self) -> Metadata:
+        """The names, shapes and chunks in the checkpoint. It is called before anything is read."""
+
+    @abstractmethod
+    def read_value(self, name: str) -> bytes:
+        """A value that is no tensor, as torch.save has written it."""
 
     @abstractmethod
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         """The saved tensor in which the item's box is, on the CPU."""
+
+    def read(self, items: Sequence[ReadItem], target: Target) -> None:
+        """Copy the box of each item into the tensor that ``target`` returns for it."""
+        for item in items:
+            heartbeat()
+            target(item).copy_(narrow(self.read_tensor(item), item.storage_offsets, item.lengths))
 
 
 class HeldShard:
@@ -114,13 +96,6 @@ def narrow(tensor: torch.Tensor, offsets: Iterable[int], size: Iterable[int]) ->
     return tensor
 
 
-def place(box: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
-    """Copy the box that ``item`` reads to where ``planner`` wants it."""
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(box)
-    planner.commit_tensor(item, target)
-
-
 def parse_dtype(name: str) -> torch.dtype:
     """The dtype of this name, such as ``float32``. Raises ShardError if torch has none."""
     dtype = getattr(torch, name, None)
@@ -134,25 +109,18 @@ def entry_index(entry: Entry) -> MetadataIndex:
     return MetadataIndex(entry.name, None if entry.dtype is None else torch.Size(entry.offsets))
 
 
-def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any) -> Metadata:
+def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any = None) -> Metadata:
     """The metadata of the checkpoint whose shards have these entries."""
-    metadata = Metadata({}, planner_data={}, storage_data=storage_data)
-    for entries in shards:
-        add_entries(metadata, entries)
-    return metadata
-
-
-def add_entries(metadata: Metadata, entries: Iterable[Entry], *, chunks: bool = True) -> None:
-    """Add entries of a shard to the metadata of its checkpoint; without ``chunks``, only their names and shapes."""
-    tensors: dict[str, Any] = metadata.state_dict_metadata
-    for entry in entries:
-        metadata.planner_data[entry.name] = entry.path
+    tensors: dict[str, Any] = {}
+    paths = {}
+    for entry in itertools.chain.from_iterable(shards):
+        paths[entry.name] = entry.path
         if entry.dtype is None:
             tensors[entry.name] = BytesStorageMetadata()
             continue
         if entry.name not in tensors:
             properties = TensorProperties(dtype=parse_dtype(entry.dtype))
             tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
-        if chunks:
-            chunk = ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
-            tensors[entry.name].chunks.append(chunk)
+        chunk = ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
+        tensors[entry.name].chunks.append(chunk)
+    return Metadata(tensors, planner_data=paths, storage_data=storage_data)

@@ -46,7 +46,7 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
     Raises CheckpointError if the tensor is sparse or quantized.
     """
     if value.layout is not torch.strided:
-        raise _no_dense(path, f"has the layout {value.layout}", "indices and values")
+        raise _no_dense(path, f"has the layout {value.layout}")
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
@@ -59,21 +59,16 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
             for shard in value.local_shards()
             if shard.tensor.numel()
         ]
-    if value.is_nested:
-        raise _no_dense(path, "is a nested tensor", "values and offsets")
-    if value.is_meta:
-        raise MismatchError(f"cannot save {name_of(path)!r}: it is on the meta device, and has no values")
-    if value.is_quantized:
-        raise MismatchError(
-            f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
-            "its int_repr(), scale and zero point"
-        )
+    if value.is_nested or value.is_meta or value.is_quantized:
+        kind = "nested" if value.is_nested else "on the meta device" if value.is_meta else "quantized"
+        raise _no_dense(path, f"is {kind}")
     return [Chunk(path, value.detach(), shape, (0,) * value.dim())]
 
 
-def _no_dense(path: Path, reason: str, parts: str) -> MismatchError:
+def _no_dense(path: Path, reason: str) -> MismatchError:
     return MismatchError(
-        f"cannot save {name_of(path)!r}: it {reason}, and checkpoints hold dense tensors; save it as its {parts}"
+        f"cannot save {name_of(path)!r}: it {reason}, and checkpoints hold dense tensors with values; save the plain "
+        "tensors that it consists of"
     )
 
 

@@ -135,10 +135,10 @@ def initialize(parallel: ParallelModel, init: Initializer | None, names: Collect
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
     """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
-    from flk_runtime.checkpoint.files import SavedWeights, Weights  # they import more than most starts need
+    from flk_runtime.checkpoint.files import Weights  # they import more than most starts need
     from flk_runtime.checkpoint.load import SavedObject
 
-    parallel.state.read(SavedObject(cast("SavedCheckpoint", SavedWeights(Weights(os.fspath(path)))), "model", {}))
+    parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
 
 
 def _reset(model: nn.Module, unset: Collection[int]) -> None:

@@ -20,7 +20,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -75,17 +75,6 @@ class ShardHeader:
     rank: int  # that wrote the shard
     entries: tuple[Entry, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what wrote it: job, code, versions, strategy
-
-    def to_json(self) -> bytes:
-        data = {**vars(self), "entries": [vars(entry) for entry in self.entries]}
-        return json.dumps(data, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> ShardHeader:
-        """The header that `to_json` has written. Raises ShardError if ``text`` is no header."""
-        with _refusing():
-            data = json.loads(text)
-            return cls(entries=tuple(map(Entry.from_dict, data.pop("entries"))), **data)
 
 
 class ShardPreamble(NamedTuple):
@@ -242,13 +231,16 @@ def read_header(memory: mmap.mmap | memoryview | bytes) -> ShardHeader:
     text = bytes(memory[begin : begin + length])
     if crc32(text) != preamble.header_checksum:
         raise ShardError("its header is damaged")
-    with _refusing():
+    try:
         data = json.loads(text)
-        entries = tuple(map(Entry.from_dict, data["entries"]))
-        if any(entry.begin + entry.length > begin for entry in entries):
-            raise ShardError("its header contradicts the size of the data")
-        identity = (preamble.step, preamble.world_size, preamble.rank)
-        return ShardHeader(*identity, (*entries, _value_entry(preamble)), data["metadata"])
+        entries, metadata = tuple(map(Entry.from_dict, data["entries"])), data["metadata"]
+        contradicts = any(entry.begin + entry.length > begin for entry in entries)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ShardError(f"its header cannot be read: {error}") from error
+    if contradicts:
+        raise ShardError("its header contradicts the size of the data")
+    entries = (*entries, _value_entry(preamble))
+    return ShardHeader(preamble.step, preamble.world_size, preamble.rank, entries, metadata)
 
 
 def verify(memory: mmap.mmap | memoryview | bytes) -> ShardPreamble:
@@ -276,17 +268,6 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> bytes:
 def _value_entry(preamble: ShardPreamble) -> Entry:
     name = value_name(preamble.rank)
     return Entry(name, (name,), preamble.values_begin, preamble.values_length)
-
-
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Raise ShardError for a header that has other fields than expected."""
-    try:
-        yield
-    except ShardError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise ShardError(f"its header cannot be read: {error}") from error
 
 
 def _unnamed_file() -> int:

@@ -37,7 +37,6 @@ from flk_runtime.launcher.processes import rank_process
 from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
 from flk_runtime.shared import failure_report, memory_messages
 from flk_runtime.shared.failure_report import describe
-from flk_runtime.shared.shard_file import ShardError, ShardHeader
 from flk_runtime.wire import VersionError, session
 
 
@@ -131,7 +130,6 @@ def test_a_launcher_that_does_not_answer_about_memory_may_pass(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("raises", "error", "cause"),
     [
-        (lambda folder: ShardHeader.from_json(b'{"step": 1}'), ShardError, KeyError),
         (
             lambda folder: ShardStore(folder, 1 << 20)._fallocate(folder / "none" / "file", 64),
             NoRoomError,

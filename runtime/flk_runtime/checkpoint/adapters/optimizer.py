@@ -41,6 +41,7 @@ from flk_runtime.system.pytree import map_leaves
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
+_LATER = "if the script adds it later, give it to the optimizer before parallelize, frozen until then"
 # Values that are saved as tensors of shape (), by their types.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, type(None): torch.uint8}
 # What is made of a tensor whose path ends with this name.
@@ -368,22 +369,17 @@ def check_groups(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]
         raise ValueError(f"it has {len(saved)} groups of parameters, and the optimizer {len(own)}")
     places = {name: number for number, group in enumerate(saved) for name in group["params"]}
     numbers = {name: number for number, names in enumerate(own) for name in names}
-    for name in () if of_parts else places:
-        _get(numbers, name)
-    for name, number in numbers.items():
-        if name not in places and not of_parts:
-            raise ValueError(f"it has no state of {name!r}, which the optimizer trains: leave it out, or begin anew")
-        if (place := places.get(name, number)) != number:
+    names = numbers.keys() & places.keys() if of_parts else {**numbers, **places}
+    for name in names:
+        if places.get(name) != numbers.get(name):
             raise ValueError(
-                f"the optimizer has {name!r} in group {number}, and the checkpoint in group {place}: keep the groups"
+                f"the optimizer has {name!r} in group {numbers.get(name)}, and the checkpoint in group "
+                f"{places.get(name)}: keep the groups and their parameters; {_LATER}"
             )
     return of_parts or list(places) == list(numbers)
 
 
 def _get(found: Mapping[str, Any], name: str) -> Any:
     if name not in found:
-        raise ValueError(
-            f"unexpected state of {name!r}: the optimizer has no such parameter; if the script adds it later, give it "
-            "to the optimizer before parallelize, frozen until then"
-        )
+        raise ValueError(f"unexpected state of {name!r}: the optimizer has no such parameter; {_LATER}")
     return found[name]

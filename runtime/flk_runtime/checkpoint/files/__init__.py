@@ -1,5 +1,5 @@
 """Files of weights: `Weights` reads a file or folder of weights for `Run.load_weights`."""
 
-from flk_runtime.checkpoint.files.weights import SavedWeights, Weights
+from flk_runtime.checkpoint.files.weights import Weights
 
-__all__ = ["SavedWeights", "Weights"]
+__all__ = ["Weights"]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from flk_runtime.checkpoint.memory import PodMemory, SaveKey
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
 
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
-_POLL = 0.1  # seconds
 _WAITS = "a save waits for storage while that still writes"
 
 
@@ -33,8 +28,6 @@ class HeldSaves:
         """Whether there is room for the next save while storage reads another one; after `reserve`."""
         self._on_held, self._warn = on_held, warn
         self._step: int | None = None  # of the save that is not known to be complete
-        self._watcher: threading.Thread | None = None
-        self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
         self._said_waits = False  # that there is no room for a third file after all
 
     def poll(self) -> bool:
@@ -42,35 +35,25 @@ class HeldSaves:
 
         Returns whether a later call may do so.
         """
-        with self._lock:
-            if self._step is not None and self.memory.is_held(wait=False):
-                self._held(self._step)
-            return self._step is not None
-
-    def watch(self) -> None:
-        """Have a thread call `poll` until the latest save is complete, for a script that does not."""
-        if self._step is not None and not (self._watcher and self._watcher.is_alive()):
-            self._watcher = threading.Thread(target=self._poll_until_held, name="flk-checkpoint-watch", daemon=True)
-            with contextlib.suppress(RuntimeError):  # at a limit of processes: the next save calls it
-                self._watcher.start()
+        if self._step is not None and self.memory.is_held(wait=False):
+            self._held(self._step)
+        return self._step is not None
 
     def loss(self) -> str:
         """Wait until this rank's shard of the latest save is held. Returns why it is not; empty: it is."""
-        with self._lock:
-            if self._step is None:
-                return ""
-            if self.memory.is_held(wait=True):
-                self._held(self._step)
-                return ""
-            step, self._step = self._step, None
-            return f"the checkpoint after step {step} is not in memory: {self.memory.refusal}"
+        if self._step is None:
+            return ""
+        if self.memory.is_held(wait=True):
+            self._held(self._step)
+            return ""
+        step, self._step = self._step, None
+        return f"the checkpoint after step {step} is not in memory: {self.memory.refusal}"
 
     def finish(self, save: SaveKey, path: Path | None) -> None:
         """Have the launcher hold the shard in this file; None: there was no room, which `loss` says."""
-        with self._lock:
-            if path:
-                self.memory.finish(save, path)
-            self._step = save.step
+        if path:
+            self.memory.finish(save, path)
+        self._step = save.step
 
     def reserve(self, size: int) -> str:
         """Make room for shards of so many bytes on all ranks, or on none. Returns why there is none. Collective."""
@@ -108,11 +91,6 @@ class HeldSaves:
             self.memory.release()
             process_group.maximum(0)  # no rank gives up what another one has reserved since then
         return refusal
-
-    def _poll_until_held(self) -> None:
-        with contextlib.suppress(CheckpointError):  # the next save raises it
-            while self.poll():
-                time.sleep(_POLL)
 
     def _held(self, step: int) -> None:
         self._step = None

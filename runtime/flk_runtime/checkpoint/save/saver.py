@@ -162,11 +162,6 @@ class Saver:
         """
         return self._held is not None and self._held.poll()
 
-    def watch(self) -> None:
-        """Have a thread call `poll` until the latest checkpoint is complete in memory, for a script that does not."""
-        if self._held is not None:
-            self._held.watch()
-
     def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
 

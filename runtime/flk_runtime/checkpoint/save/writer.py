@@ -14,13 +14,14 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from flk_runtime.checkpoint.shard import entry_index, merge_entries
-from flk_runtime.checkpoint.storage.destination import Destination
+from flk_runtime.checkpoint.save.staging import StagedShard
+from flk_runtime.checkpoint.shard import HeldShard, entry_index, merge_entries
+from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
@@ -31,16 +32,7 @@ _LONGEST_POLL = 0.5
 _READ_LIMIT = 5.0  # seconds that rank 0 gives the others to read the result of a save
 
 
-class Shard(Protocol):
-    """A whole shard in memory: its tensors, its plain values as the bytes of torch.save, and what has written it."""
-
-    @property
-    def values(self) -> bytes: ...
-
-    @property
-    def writer(self) -> Mapping[str, Any]: ...
-
-    def tensors(self) -> list[tuple[Entry, torch.Tensor]]: ...
+Shard = StagedShard | HeldShard
 
 
 class StorageWriter:
@@ -56,7 +48,6 @@ class StorageWriter:
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
         self._at_end = False  # of the process, in the latest save
-        self._late = False  # on rank 0: another one may still read the result of the latest save
 
     def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]], *, at_end: bool = False) -> None:
         """Write this rank's file, and return when all ranks have and the checkpoint is visible.
@@ -66,11 +57,9 @@ class StorageWriter:
         much later, so it waits for them as long as they take. Raises CheckpointError, the same on all ranks, if a rank
         could not write, or ``shards`` raises an error on one.
         """
-        if self._late:
-            self._delete_keys()
-        self._late, self._at_end = self._rank == 0, at_end
+        self._at_end = at_end
         self._saves += 1
-        key = self._key
+        key = f"flk/save/{self.destination.token}/{self._saves}/"  # the beginning of the keys of this save
         try:
             self._begin(key)
             answer = self._write_own(header.step, shards)
@@ -89,11 +78,6 @@ class StorageWriter:
             cause = OSError(number, os.strerror(number)) if number else OSError(result["error"])
             raise checkpoint_error(result["error"], ValueError() if result["final"] else cause) from cause
 
-    @property
-    def _key(self) -> str:
-        """The beginning of the keys of the latest save."""
-        return f"flk/save/{self.destination.token}/{self._saves}/"
-
     def _begin(self, key: str) -> None:
         """Claim the destination at the first save: a run that only reads there does not keep another from saving."""
         if self._rank > 0:
@@ -106,13 +90,11 @@ class StorageWriter:
         finally:
             self._store.set(f"{key}begin", "")
 
-    def _delete_keys(self) -> None:
-        """Delete the keys of the latest save from the store: all ranks have read them, or the next save begins."""
-        for name in ("begin", "result", "read"):
-            self._store.delete_key(f"{self._key}{name}")
-
     def _leave_together(self, key: str) -> None:
-        """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
+        """Give all ranks time to read the result, since rank 0 may take the store with it when it ends.
+
+        Then nobody needs the keys any more. They stay if a rank has not read it in time.
+        """
         readers = self._store.add(f"{key}read", 1)
         if self._rank > 0:
             return
@@ -120,9 +102,9 @@ class StorageWriter:
         while readers < self._world_size and time.monotonic() < end:
             time.sleep(_POLL)
             readers = self._store.add(f"{key}read", 0)
-        self._late = readers < self._world_size
-        if not self._late:
-            self._delete_keys()
+        if readers == self._world_size:
+            for name in ("begin", "result", "read"):
+                self._store.delete_key(f"{key}{name}")
 
     def _write_own(self, step: int, shards: Iterable[tuple[int, Shard]]) -> dict[str, Any]:
         file = self.destination.new_name(f"__{self._rank}_0.distcp", self._saves)

@@ -102,9 +102,6 @@ class FolderDestination:
         """A part of a file of a checkpoint, to read; length -1: up to its end."""
         return open_section(self._folder(step) / file, begin, length)
 
-    def size(self, step: int, file: str) -> int:
-        return (self._folder(step) / file).stat().st_size
-
     def measure(self, step: int, file: str) -> StoredFile:
         """Size and checksum of a file of a checkpoint."""
         return measure_file(self._folder(step) / file)
@@ -142,15 +139,6 @@ class FolderDestination:
         with contextlib.suppress(FileNotFoundError):
             self._folder(step).rename(temporary)
         _remove(temporary)
-
-    def set_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint, and return its new name."""
-        folder = self._folder(step)
-        aside = folder.with_name(folder.name + ".unreadable")
-        with contextlib.suppress(OSError):
-            _remove(aside)
-            folder.rename(aside)
-        return aside.name
 
     def _folder(self, step: int) -> Path:
         return self.folder / step_name(step)

@@ -1,4 +1,4 @@
-"""Finding the checkpoint to resume from: the last good one in storage whose files are all there and undamaged."""
+"""Opening a place for checkpoints, and finding the one to resume from: the last good one, whole and undamaged."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from flk_runtime.checkpoint.storage.destination import Destination
-from flk_runtime.checkpoint.storage.folder import exists
+from flk_runtime.checkpoint.storage.folder import FolderDestination, exists
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, Manifest, read_pointer
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, checkpoint_error, storage_access
+from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error, storage_access
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.storage.s3 import S3Destination
+
+# A place for the checkpoints of a run. Methods raise OSError where the place cannot be used; `create` and `commit`
+# raise MismatchError where another run has taken it. Each writer has a token, the same on all ranks, so that two never
+# write into one checkpoint. The latest one that has called `claim` is the owner; others cannot complete checkpoints.
+Destination: TypeAlias = "FolderDestination | S3Destination"
 
 _SEEN_LIMIT = 5.0  # seconds in which a network file system has to show the other ranks what rank 0 has written
+
+
+def open_destination(place: str) -> Destination:
+    """The destination of a folder, or of an address ``s3://BUCKET/PREFIX``. Raises CheckpointError."""
+    if is_address(place):
+        if not place.startswith("s3://"):
+            raise MismatchError(f"checkpoints in {place}: expected a folder, or s3://BUCKET/PREFIX")
+        from flk_runtime.checkpoint.storage.s3 import S3Destination
+
+        return S3Destination(place)
+    return FolderDestination(Path(place))
 
 
 class _Problem(NamedTuple):
@@ -23,13 +42,6 @@ class _Problem(NamedTuple):
 
     text: str = ""  # empty: nothing
     error: OSError | None = None  # of the storage itself
-
-
-class Found(NamedTuple):
-    """A whole checkpoint in storage."""
-
-    step: int
-    manifest: Manifest
 
 
 def is_shared(folder: Path) -> bool:
@@ -66,23 +78,21 @@ def _look_for(mark: Path) -> _Problem:
     return _Problem()
 
 
-def find_newest(destination: Destination, warn: Callable[[str], None], *, sets_aside: bool = True) -> Found | None:
-    """The newest whole checkpoint; None if there is none. Collective.
+def find_newest(destination: Destination, warn: Callable[[str], None], step: int | None = None) -> Manifest | None:
+    """The manifest of the newest whole checkpoint, or of that after ``step``; None if there is none. Collective.
 
-    A damaged one is reported by a call of ``warn`` on rank 0, and renamed if ``sets_aside``. Raises CheckpointError on
-    all ranks if the storage cannot be read, since an older checkpoint would hide that, or if a newer flk wrote it.
+    A damaged one is reported by a call of ``warn`` on rank 0, and stays until a save takes its place. Raises
+    CheckpointError on all ranks if the storage cannot be read, since an older checkpoint would hide that, or if a newer
+    flk wrote it.
     """
-    for step in process_group.on_main(functools.partial(candidates, destination, warn)):
-        text, problem = process_group.on_main(functools.partial(_read_manifest, destination, step))
-        if not problem:
-            manifest = Manifest.from_json(text)
-            problem = problem_of(destination, manifest)
-            if not problem:
-                return Found(step, manifest)
+    steps = [step] if step is not None else process_group.on_main(functools.partial(candidates, destination, warn))
+    for number in steps:
+        found: Manifest | str = process_group.on_main(functools.partial(_read_manifest, destination, number))
+        problem = found if isinstance(found, str) else _agree(_verify(destination, found))
+        if isinstance(found, Manifest) and not problem:
+            return found
         if process_group.rank() == 0:
-            place = destination.locate(step)
-            renamed = f", renamed to {destination.set_aside(step)}" if sets_aside else ""
-            warn(f"skipping the damaged checkpoint {place}{renamed}: {problem}")
+            warn(f"skipping the damaged checkpoint {destination.locate(number)}: {problem}")
     return None
 
 
@@ -110,30 +120,19 @@ def candidates(destination: Destination, warn: Callable[[str], None]) -> list[in
     return [step for step in steps if step <= last]
 
 
-def problem_of(destination: Destination, manifest: Manifest) -> str:
-    """The first fault in the files of a checkpoint, of which each rank reads a share; empty if they are whole.
-
-    Collective. Raises CheckpointError on all ranks if the storage cannot be read.
-    """
-    return _agree(_verify(destination, manifest))
-
-
-def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
-    """The manifest, and its faults."""
+def _read_manifest(destination: Destination, step: int) -> Manifest | str:
+    """The manifest, or its fault."""
     try:
         with destination.open(step, MANIFEST) as stream:
-            text = stream.read()
-        manifest = Manifest.from_json(text)
-    except FileNotFoundError:
-        return b"", f"it has no {MANIFEST}, so it was not completed or flk did not write it"
-    except NotADirectoryError:
-        return b"", "it is not a folder, so flk did not write it"
+            manifest = Manifest.from_json(stream.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return f"it has no {MANIFEST}, so it was not completed or flk did not write it"
     except (OSError, CheckpointError) as error:
         message = f"cannot read the checkpoint {destination.locate(step)}: {error}"
         raise checkpoint_error(message, error) from error
     except ValueError as error:
-        return b"", str(error)
-    return text, "" if manifest.step == step else f"its {MANIFEST} is of step {manifest.step}"
+        return str(error)
+    return manifest if manifest.step == step else f"its {MANIFEST} is of step {manifest.step}"
 
 
 def _verify(destination: Destination, manifest: Manifest) -> _Problem:
@@ -141,10 +140,10 @@ def _verify(destination: Destination, manifest: Manifest) -> _Problem:
     for file in sorted(manifest.files)[process_group.rank() :: process_group.world_size()]:
         stored = manifest.files[file]
         try:
-            size = destination.size(manifest.step, file)
-            if size != stored.size:
-                return _Problem(f"{file} has {size} bytes, and its manifest says {stored.size}")
-            if destination.measure(manifest.step, file) != stored:
+            found = destination.measure(manifest.step, file)
+            if found.size != stored.size:
+                return _Problem(f"{file} has {found.size} bytes, and its manifest says {stored.size}")
+            if found != stored:
                 return _Problem(f"{file} has another checksum than its manifest says")
         except FileNotFoundError:
             return _Problem(f"{file} is missing")

@@ -37,7 +37,6 @@ _RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an err
 _TIMEOUT = timedelta(seconds=60)  # of a request
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _PART = 16 << 20  # bytes of a part of an upload
-_UNREADABLE = ".unreadable"
 _OWN_FILE = re.compile(r"__\d+_\d+(\.[0-9a-f]+-\d+)?\.distcp|\.metadata(\.[0-9a-f]+-\d+)?")
 _PROBE = ".probe"
 _WRITER = ".writer"  # names the owner
@@ -95,7 +94,7 @@ class S3Destination:
                 self._delete(step, files)
 
     def steps(self) -> list[int]:
-        """The steps of which there is a whole checkpoint that was not set aside, from the oldest."""
+        """The steps of which there is a whole checkpoint, from the oldest."""
         return sorted(step for step, files in self._names().items() if MANIFEST in files)
 
     def latest(self) -> bytes | None:
@@ -132,10 +131,6 @@ class S3Destination:
             found = self._client.get_range(self._store, _key(step, file), start=begin, length=length)
         return io.BytesIO(found.to_bytes())
 
-    def size(self, step: int, file: str) -> int:
-        with _errors():
-            return int(self._client.head(self._store, _key(step, file))["size"])
-
     def commit(self, step: int, manifest: bytes) -> None:
         """Write the manifest, which makes the checkpoint visible, and move the pointer. Only rank 0 calls this.
 
@@ -167,15 +162,6 @@ class S3Destination:
 
     def remove(self, step: int) -> None:
         self._delete(step, self._names().get(step, []))
-
-    def set_aside(self, step: int) -> str:
-        """Give the manifest of a damaged checkpoint another name, which is returned."""
-        manifest = _key(step, MANIFEST)
-        with contextlib.suppress(OSError):
-            self._put(manifest + _UNREADABLE, self._get(manifest))
-            with _errors():
-                self._client.delete(self._store, manifest)
-        return manifest + _UNREADABLE
 
     def _names(self) -> dict[int, list[str]]:
         """The files of each step."""

@@ -67,8 +67,6 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     place.saved_by = "script"
     if wait:
         manager.wait(together=True)
-    else:
-        manager.watch()
 
 
 def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: bool = False, **objects: Any) -> int:
@@ -112,6 +110,8 @@ def must_stop(step: int, /) -> bool:
     page = progress.own_page()
     page.script_stops = True
     managers = current.managers
+    for manager in managers:
+        manager.poll()  # the latest save may have become complete
     if not managers or any(manager.can_save for manager in managers):
         current.stops = page.must_stop(step)
     else:

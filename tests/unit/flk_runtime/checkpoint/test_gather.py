@@ -10,8 +10,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from flk_runtime.checkpoint import gather
-from flk_runtime.checkpoint.gather import _overlap
-from flk_runtime.checkpoint.state import Chunk
 
 
 def item(*lengths: int) -> ReadItem:
@@ -35,11 +33,3 @@ def test_a_bucket_is_bounded_or_one_row(
 ) -> None:
     monkeypatch.setattr(gather, "PIECE", 9)
     assert [[tuple(piece.lengths) for piece in bucket] for bucket in gather._buckets(items, lambda _: 1)] == buckets
-
-
-def test_boxes_overlap_in_all_dimensions() -> None:
-    chunk = Chunk(("x",), torch.zeros(4, 3), (9, 9), (2, 5))
-    assert _overlap(chunk, (0, 0), (9, 9)) == 12
-    assert _overlap(chunk, (5, 6), (4, 1)) == 1
-    assert _overlap(chunk, (6, 0), (3, 9)) == 0
-    assert _overlap(Chunk(("x",), torch.zeros(()), (), ()), (), ()) == 1

@@ -24,6 +24,7 @@ from flk_runtime.checkpoint import storage
 from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.files import safetensors, weights
 from flk_runtime.checkpoint.files.weights import Weights
+from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.checkpoint.manager import CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.storage import folder, restore
@@ -131,7 +132,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-FILE_CALLS = ("steps", "latest", "open", "size", "measure")
+FILE_CALLS = ("steps", "latest", "open", "measure")
 FUNCTIONS = [
     *((FolderDestination, name, getattr(FolderDestination, name)) for name in FILE_CALLS),
     *((Path, name, getattr(Path, name)) for name in ("stat", "glob", "read_bytes", "touch")),
@@ -158,6 +159,12 @@ def resume(place: str) -> None:
     manager.register("model", module_state(nn.Linear(2, 3)))
 
 
+def load(place: str) -> None:
+    """Load weights into a model as a run does."""
+    found: Any = Weights(place)
+    module_state(nn.Linear(2, 3)).read(SavedObject(found, "model", {}))
+
+
 @pytest.mark.parametrize("error", TROUBLE, ids=repr)
 def test_a_folder_that_fails_at_any_call_of_a_resume(run: Path, error: Exception) -> None:
     def use(trouble: Trouble) -> None:
@@ -179,8 +186,7 @@ def test_a_folder_that_fails_at_any_call_of_load_weights(tmp_path: Path, run: Pa
 
     def use(trouble: Trouble) -> None:
         with failing_files(trouble):
-            found = Weights(str(tmp_path / place))
-            assert {name: found.tensor(name).shape for name in found.names()} == {"weight": (3, 2), "bias": (3,)}
+            load(str(tmp_path / place))
 
     assert in_turn(use, TROUBLE) > 2
 
@@ -239,8 +245,7 @@ def test_saves_go_on_after_somebody_has_emptied_the_bucket(bucket: Bucket) -> No
 def test_a_bucket_that_fails_at_any_call_of_load_weights(bucket: Bucket) -> None:
     def use(trouble: Trouble) -> None:
         bucket.fail(trouble)
-        found = Weights(BUCKET)
-        assert {name: found.tensor(name).shape for name in found.names()} == {"weight": (3, 2), "bias": (3,)}
+        load(BUCKET)
 
     assert in_turn(use, [UNAVAILABLE]) > 4
 

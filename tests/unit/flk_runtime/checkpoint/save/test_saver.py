@@ -218,7 +218,6 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert job.save(1)
     assert job.stored == [1]
-    job.saver.watch()
     (line,) = job.lines
     assert line.startswith("training waits while step 1 is stored: the pod is at a limit of processes, ")
     storage.full = True
