@@ -7,8 +7,8 @@ A GPT-2 with 124 million parameters and a Llama with 1.4 billion train in bf16 w
 - rates: steps per second with flk.init, parallelize, loader and step, and by hand with torch in the same process, under
   ddp and full_shard, plain and with compiled blocks. Goal: at least 0.98.
 - plan: memory and tokens per second that `flk plan` predicts, and measured. Goals: within a factor of 1.1 for memory,
-  as torch's allocator has reserved it, and of 1.25 for tokens per second. `flk bench` calibrates by a measured step of
-  the small model: its prediction for the large one is compared too. No constant was chosen by these figures.
+  as torch's allocator has reserved it, and of 1.25 for tokens per second. No constant was
+  chosen by these figures.
 - saves: how long a save in memory of the small model's state, 1.5 GB, stops the training. Goals: at most 0.1 of
   torch.save to the same tmpfs, at most the time of torch's async_save with pinned memory, at most 1.3 times that of a
   plain copy of as many bytes to pinned memory. Steps per second with saves, against none: at least 0.9 every 10 steps
@@ -35,7 +35,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,53 +195,40 @@ class Benchmark:
             (self.large, False): self.train(self.large),
             (self.large, True): self.train(self.large, recompute=True),
         }
-        found = self.train(self.small, strategy="none")
-        alone = {"alone": 1 / statistics.median(found["rates"]), "queued": found["queued"]}
         plans = {name: self.plan(name) for name in (self.small, self.large)}
-        calibrated = {self.large: self.plan(self.large, measured=[self.plan(self.small, alone=alone)])}
         for (name, recompute), found in cases.items():
             shape = MODELS[name]
             title = f"{name}{', recomputed' if recompute else ''}, full_shard"
-            for which, rows in (("predicted", plans), ("calibrated", calibrated)):
-                if name not in rows:
-                    continue
-                row = next(
-                    row
-                    for row in rows[name]["rows"]
-                    if row["strategy"] == "full_shard" and row["recompute"] == recompute
-                )
-                tokens = shape.batch * shape.length
-                rates = [each * tokens for each in found["rates"]]
-                prediction = [tokens / row["step_seconds"]] * len(rates)
-                self.report.compare(
-                    f"tokens per second, {title}, {which} / measured",
-                    prediction,
-                    rates,
-                    measure.within_factor(1.25),
-                    "tokens/s",
-                )
-                if which == "predicted":
-                    gib = row["total"] / 2**30, found["peak"] / 2**30
-                    self.report.compute(
-                        f"memory, {title}, predicted / measured", *gib, measure.within_factor(1.1), "GiB"
-                    )
+            row = next(
+                row for row in plans[name]["rows"] if row["strategy"] == "full_shard" and row["recompute"] == recompute
+            )
+            tokens = shape.batch * shape.length
+            rates = [each * tokens for each in found["rates"]]
+            prediction = [tokens / row["step_seconds"]] * len(rates)
+            self.report.compare(
+                f"tokens per second, {title}, predicted / measured",
+                prediction,
+                rates,
+                measure.within_factor(1.25),
+                "tokens/s",
+            )
+            gib = row["total"] / 2**30, found["peak"] / 2**30
+            self.report.compute(f"memory, {title}, predicted / measured", *gib, measure.within_factor(1.1), "GiB")
 
-    def train(self, name: str, *, strategy: str = "full_shard", recompute: bool = False) -> dict[str, Any]:
+    def train(self, name: str, *, recompute: bool = False) -> dict[str, Any]:
         steps = self.steps if name == self.small else max(1, self.steps // SHORTER)
         options = ["--model", name, "--rounds", str(self.rounds), "--steps", str(steps)]
         options += ["--recompute"] * recompute
-        variables = {str(user_env.STRATEGY): strategy}
+        variables = {str(user_env.STRATEGY): "full_shard"}
         found: dict[str, Any] = self.ranks("train", *options, **variables)[0]
         return found
 
-    def plan(self, name: str, *, measured: Sequence[Any] = (), alone: Any = None) -> dict[str, Any]:
-        """What `flk plan` says of the script for the GPU that was seen; with ``alone`` what `flk bench` keeps of it."""
+    def plan(self, name: str) -> dict[str, Any]:
+        """What `flk plan` says of the script for the GPU that was seen."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "plan.json"
-            request = {"nodes": 1, "ranks": 1, "fabric": "auto", "measured": list(measured), "output": str(file)}
+            request = {"nodes": 1, "ranks": 1, "fabric": "auto", "output": str(file)}
             request |= {"device": self.seen["device"], "memory": self.seen["memory"]}
-            if alone:
-                request["calibration"] = alone
             command = [sys.executable, "-m", "flk_plan", json.dumps(request), str(RANKS), "train"]
             subprocess.run([*command, "--model", name], env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
             found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"error": "the plan failed"}

@@ -11,7 +11,6 @@ import itertools
 import json
 import resource
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -39,7 +38,6 @@ from flk_runtime.training.run import Run
 from gpu_models import MODELS, Block, Transformer, make, tokens_of
 
 WARM_UP = 12  # steps that are not counted: they compile and allocate, and at the first line flk counts FLOPs
-QUEUED = 5  # steps of which it is measured how long the host takes to launch them
 LOG_EVERY = 10  # flk's default, in steps
 SEQUENCES = 512  # of the dataset of the rates
 # Whether blocks are compiled, and the strategy.
@@ -85,14 +83,6 @@ def rate(device: torch.device, step: Callable[[], None], steps: int) -> float:
             step()
 
     return steps / timed(device, all_steps)
-
-
-def launched(device: torch.device, step: Callable[[], None]) -> float:
-    """Seconds after which the host has launched a step, before which the device is idle."""
-    finish(device)
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
 
 
 def free() -> None:
@@ -260,10 +250,9 @@ def train(arguments: argparse.Namespace) -> None:
 
         rate(run.device, step, WARM_UP)
         rates = [rate(run.device, step, arguments.steps) for _ in range(arguments.rounds)]
-        queued = statistics.median(launched(run.device, step) for _ in range(QUEUED)) if on_gpu else None
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         peak = torch.cuda.max_memory_reserved() if on_gpu else own
-        launch.write_result({"rates": rates, "queued": queued, "peak": peak, **describe(run.device)})
+        launch.write_result({"rates": rates, "peak": peak, **describe(run.device)})
 
 
 # The stop of a save

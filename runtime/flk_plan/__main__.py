@@ -1,9 +1,8 @@
 """``python -m flk_plan REQUEST script.py args``: the program that `flk plan` runs in a Python with torch.
 
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
-and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.
-With choose, the result is the strategy that `auto` stands for. With calibration (alone: the seconds of a step without
-communication, queued: after which the host has launched it), it is what `flk bench` needs.
+and output, the file for the result. With choose, the result is the strategy that `auto` stands for; measured has
+results of `flk bench` for it. With identify, it is the key of such a result.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from flk_plan.choice import choose
 from flk_plan.communication import Cluster
 from flk_plan.group import open_group
 from flk_plan.hardware import FABRICS, find_gpu, gpu_of_type
-from flk_plan.plan import calibrated, make_plan, predict_measured
+from flk_plan.plan import identity, make_plan
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import trial
@@ -50,15 +49,12 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
         user_env.TRIAL: "1",
         "CUDA_VISIBLE_DEVICES": "",  # the plan is made on the CPU
     }
-    measured = request.get("measured") or []
-    if "calibration" not in request:
-        cluster = calibrated(cluster, measured)
     open_group(cluster.world_size)
     captured = capture(command, cluster.gpu)
-    if "calibration" in request:
-        return predict_measured(captured, cluster, request["calibration"])
+    if request.get("identify"):
+        return identity(captured, cluster)
     if request.get("choose"):
-        return choose(captured, cluster, measured)
+        return choose(captured, cluster, request["measured"])
     return make_plan(captured, cluster)
 
 

@@ -41,7 +41,6 @@ from flk_runtime.system import pytree, trial
 from flk_runtime.training.process import current
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
-_EVALUATIONS = 1000  # calls without gradients before the first step: a loop may wait for ever for a value of the model
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
 
 
@@ -107,7 +106,6 @@ class _Session:
         self._tracer: Tracer | None = None
         self._trained: list[nn.Parameter] = []  # of the model; during its calls it may have others of lower precision
         self._training = True  # the mode of the model in its latest call; one from Transformers may train in another
-        self._evaluations = 0
         self._recording = contextlib.ExitStack()
         self._hook: Any = None  # of the model's calls
 
@@ -182,16 +180,7 @@ class _Session:
         captured = self.captured
         assert captured is not None  # noqa: S101
         recomputes = torch._C._current_graph_task_id() >= 0
-        if recomputes:
-            return
-        if not torch.is_grad_enabled():
-            self._evaluations += 1
-            if self._evaluations > _EVALUATIONS:
-                raise SetupError(
-                    f"the script called the model {_EVALUATIONS} times before its first step, as in a loop that waits "
-                    "for a value of it, such as generate(): plan has no values, so evaluate after the first step, or "
-                    "leave it out where $FLK_TRIAL is set"
-                )
+        if recomputes or not torch.is_grad_enabled():
             return
         if self._tracer is not None and model.training and not self._training:
             self._recording.close()  # what was recorded was an evaluation

@@ -16,18 +16,6 @@ from flk_runtime.parallel.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Figures that `flk bench` has measured on some hardware, in place of published figures.
-
-    Where the device was the bound of a step without communication, the computation is scaled so that the step takes as
-    long as it was measured to take. The host has a time of its own for each operation that it launches.
-    """
-
-    compute: float = 1.0  # measured time of a computation over the predicted one
-    launch: float | None = None  # seconds that the host takes to launch an operation; None: not measured
-
-
-@dataclass(frozen=True)
 class Cluster:
     """The ranks and the networks that connect them."""
 
@@ -36,7 +24,6 @@ class Cluster:
     gpu: Gpu
     network: float  # bytes per second and GPU between nodes
     fabric: str = "auto"  # name of the network between the nodes
-    calibration: Calibration = Calibration()  # measurements on this hardware
 
     @property
     def world_size(self) -> int:

@@ -25,11 +25,9 @@ ATTENTION_EFFICIENCY: Final = 0.35
 MEMORY_EFFICIENCY: Final = 0.85
 LINK_EFFICIENCY: Final = 0.8
 COLLECTIVE_PROCESSORS: Final = 16 / 132
-LAUNCH_SECONDS: Final = 5e-6  # that a kernel takes at least
-# - host: an assumption of the order of magnitude, for where `flk bench` has measured nothing. The driver takes about as
-#   long for a launch as LAUNCH_SECONDS, and torch's dispatcher, autograd and Python as much again.
-HOST_SECONDS: Final = 10e-6  # that the host takes to launch an operation
-LAUNCH_QUEUE: Final = 1000  # operations that the host can be ahead of the device; CUDA lets it wait at about 1,024
+# - launch: an assumption of the order of magnitude. The driver takes about 5 µs to launch a kernel, and torch's
+#   dispatcher, autograd and Python as much again.
+LAUNCH_SECONDS: Final = 10e-6  # that an operation takes at least
 COLLECTIVE_SECONDS: Final = 30e-6  # that a collective takes at least
 DDP_BUCKET: Final = 25 << 20  # bytes of gradients that DDP sends together (bucket_cap_mb)
 RESERVED: Final = int(1.5 * GIB)  # CUDA context, NCCL's buffers and the libraries' workspaces

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from flk_plan.capture import CapturedModel, retrace
-from flk_plan.communication import Calibration, Cluster, shard_count
+from flk_plan.communication import Cluster, shard_count
 from flk_plan.hardware import (
     ATTENTION_EFFICIENCY,
     COLLECTIVE_PROCESSORS,
-    HOST_SECONDS,
-    LAUNCH_QUEUE,
+    LAUNCH_SECONDS,
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
@@ -27,8 +26,6 @@ from flk_plan.state import optimizer_sizes, units_of
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import STRATEGIES, Precision
 
-_SLOWEST_LAUNCH = 5 * HOST_SECONDS  # of an operation; a host that takes longer has waited for the device, as for a loss
-_HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
@@ -49,16 +46,12 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"reach {MEMORY_EFFICIENCY:.0%} of {gpu.bandwidth / 1e12:.3g} TB/s",
         f"each GPU sends {gpu.link / 1e9:.0f} GB/s inside of a node, {network / 1e9:.4g} GB/s to other nodes, and "
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
+        f"an operation takes at least {LAUNCH_SECONDS * 1e6:.3g} µs",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
         assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
-        launch = cluster.calibration.launch or HOST_SECONDS
-        how = "measured by `flk bench`" if cluster.calibration.launch else "an order of magnitude"
-        assumptions.insert(2, f"the host launches an operation in {launch * 1e6:.3g} µs ({how})")
-    if cluster.calibration != Calibration():
-        assumptions[:1] = [f"computation as `flk bench` has measured it on {_describe(cluster)}"]
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
@@ -94,57 +87,7 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
     """Predictions for the precision and the recomputation that the script has."""
-    return _rows(captured, cluster, _work_as_written(captured, cluster), strategies_of(captured, cluster))
-
-
-def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
-    """The cluster with the calibration of the newest of these results of `flk bench` on the same hardware."""
-    for result in reversed(measured):
-        if result.get("hardware") == hardware_of(cluster):
-            figures = result.get("calibration") or {}
-            return replace(cluster, calibration=Calibration(figures.get("compute", 1.0), figures.get("launch")))
-    return cluster
-
-
-def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions with the calibration of these measurements, and that calibration. A GPU without figures has none.
-
-    ``measured`` has alone, the seconds of a step without communication (None: not measured), and queued, the seconds
-    after which the host has launched such a step (None: on a CPU).
-    """
-    calibration = Calibration()
-    work = _work_as_written(captured, cluster)
-    known = cluster.gpu.is_known
-    if measured["alone"] and known:
-        alone = predict("none", work, cluster)
-        queued = None if captured.options.compile else measured.get("queued")  # of other operations than the trace has
-        calibration = _fit(alone, measured["alone"], queued)
-    cluster = replace(cluster, calibration=calibration)
-    rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
-    return {
-        **identity(captured, cluster),
-        "parameters": sum(each.numel() for each in captured.model.parameters()),
-        "predicted": {row.strategy: _as_dict(row) for row in rows},
-        "calibration": asdict(calibration),
-    }
-
-
-def _fit(alone: Prediction, seconds: float, queued: float | None) -> Calibration:
-    """The calibration with the factor of the device's kernels, and the host's time for an operation.
-
-    A step that is over as soon as it is launched had the host as its bound: its kernels may take less than it does. The
-    host waits where it is far ahead of the device, so the time that it takes for such a step is only a limit. A script
-    that reads its loss in each step waits for the device too, and its time says nothing of the host.
-    """
-    compute = seconds / alone.device_seconds
-    if queued is None or not alone.operations:
-        return Calibration(compute)
-    launch = queued / alone.operations
-    if launch > _SLOWEST_LAUNCH:
-        return Calibration(compute)
-    if queued > _HOST_BOUND * seconds:
-        return Calibration(min(compute, 1.0), launch)
-    return Calibration(compute, launch if alone.operations <= LAUNCH_QUEUE else min(launch, HOST_SECONDS))
+    return _rows(captured, cluster, next(_workloads(captured, cluster)), strategies_of(captured, cluster))
 
 
 def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
@@ -172,7 +115,7 @@ def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 
 
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
-    """The hardware for which a calibration holds."""
+    """The hardware for which measurements hold."""
     return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
@@ -185,12 +128,8 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     return [name for name, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
 
 
-def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
-    """The work of a rank in a step, with the precision and the recomputation that the script has."""
-    return next(_workloads(captured, cluster))
-
-
 def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
+    """The work of a rank in a step: first with the precision and the recomputation that the script has."""
     given, trace = captured.options, captured.trace
     assert trace is not None  # noqa: S101
     dtype = mfu.dtype_of(captured.model) or torch.float32
@@ -243,7 +182,6 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "compute_seconds": row.compute_seconds,
         "exposed_seconds": row.exposed_seconds,
         "optimizer_seconds": row.optimizer_seconds,
-        "host_seconds": row.host_seconds,
         "step_seconds": row.step_seconds,
         "mfu": row.mfu,
         "largest_batch": row.largest_batch,
@@ -254,7 +192,3 @@ def _micro_batches(synced: Sequence[bool]) -> str:
     if len(synced) == 1:
         return "one micro-batch per step"
     return f"{len(synced)} micro-batches per step, each like the first, of which {sum(synced)} send their gradients"
-
-
-def _describe(cluster: Cluster) -> str:
-    return f"{cluster.nodes} x {cluster.gpus} {cluster.gpu.name}, fabric {cluster.fabric}"

@@ -17,7 +17,6 @@ from flk_plan.communication import Cluster, Collective, CollectiveKind, When, co
 from flk_plan.hardware import (
     COLLECTIVE_PROCESSORS,
     FRAGMENTATION,
-    HOST_SECONDS,
     LINK_EFFICIENCY,
     MEMORY_EFFICIENCY,
     RESERVED,
@@ -53,20 +52,13 @@ class Prediction:
     compute_seconds: float
     exposed_seconds: float  # by which communication, and copies to and from its buffers, make the step longer
     optimizer_seconds: float
-    operations: int  # of a step, that the host launches one by one
-    host_seconds: float  # that it takes for them; a CPU computes them itself
     mfu: float | None  # None: the device has no published peak, or there are FLOPs that torch cannot count
     largest_batch: float  # the micro-batch that fits, as a multiple of the script's
 
     @property
-    def device_seconds(self) -> float:
-        """Duration of a step on a device that never waits for the host."""
-        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
-
-    @property
     def step_seconds(self) -> float:
         """Duration of a step."""
-        return max(self.device_seconds, self.host_seconds)
+        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
 
 
 @dataclass(frozen=True)
@@ -106,13 +98,9 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     # The optimizer reads gradients, the parameters that have some, and its state, and writes these parameters and its
     # state. A gradient is as large as its parameter.
     update = 3 * state.gradients + 2 * state.optimizer
-    factor = cluster.calibration.compute
-    update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
-    compute = factor * work.trace.seconds * len(work.synced)
-    operations = work.trace.operations * len(work.synced) + sum(each.operations for each in work.optimizers)
-    operations += _wrapper_operations(strategy, work, cluster.world_size)
-    host = operations * (cluster.calibration.launch or HOST_SECONDS) if cluster.gpu.overlaps else 0.0
-    step = max(compute + exposed + update_seconds, host)
+    update_seconds = update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    compute = work.trace.seconds * len(work.synced)
+    step = compute + exposed + update_seconds
     activations = work.trace.peak
     free = usable - (total - activations / (1 - FRAGMENTATION))
     return Prediction(
@@ -130,8 +118,6 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         compute,
         exposed,
         update_seconds,
-        operations,
-        host,
         None
         if cluster.gpu.flops or work.trace.uncounted or not cluster.gpu.multiplies(work.dtype)
         else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
@@ -246,12 +232,11 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
     if not sent:
         return wire, 0.0
-    factor = cluster.calibration.compute
-    copied = factor * sum(map(_copied_bytes, sent)) / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    copied = sum(map(_copied_bytes, sent)) / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
     if not cluster.gpu.overlaps:
         return wire, copied + sum(each.seconds(cluster) for each in sent)
-    forward = factor * sum(each.seconds for each in work.trace.segments if not each.backward)
-    backward = factor * sum(each.seconds for each in work.trace.segments if each.backward)
+    forward = sum(each.seconds for each in work.trace.segments if not each.backward)
+    backward = sum(each.seconds for each in work.trace.segments if each.backward)
     seconds = {when: [each.seconds(cluster) for each in sent if each.when == when] for when in When}
     first = sum(each.seconds(cluster) for each in _first(sent, When.FORWARD))
     last = sum(each.seconds(cluster) for each in _first(sent, When.OPTIMIZER))
@@ -262,26 +247,6 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     # A slower network needs fewer processors, for a longer time.
     at_full_speed = (wire.inside + wire.between) / (cluster.gpu.link * LINK_EFFICIENCY)
     return wire, copied + exposed + hidden * COLLECTIVE_PROCESSORS * at_full_speed
-
-
-def _wrapper_operations(strategy: str, work: Workload, replicas: int) -> int:
-    """Operations that FSDP2 or DDP launches in a step beside the model's.
-
-    FSDP2 casts and copies the parameters of a unit, gathers them and copies them out, and makes a view of each. It
-    copies their gradients, reduces and casts them, and makes a view of each, also with one rank (_fsdp_collectives.py
-    and _fsdp_param.py in torch/distributed/fsdp/_fully_shard). DDP copies each gradient into a bucket (reducer.cpp).
-    """
-    kind = STRATEGIES[strategy]
-    steps, sums = len(work.synced), sum(work.synced)
-    if kind.shards or work.parameter_size is not None:
-        found = 0
-        for unit in work.units:
-            gathers = 1 + (kind.reshards and not unit.is_kept)
-            trained = sum(each.trained for each in unit.parameters)
-            found += steps * gathers * (4 + len(unit.parameters)) + sums * (3 + trained) * bool(trained)
-        return found
-    wrapped = strategy == "ddp" and replicas > 1
-    return sums * sum(each.trained for unit in work.units for each in unit.parameters) if wrapped else 0
 
 
 def _first(sent: Sequence[Collective], when: When) -> list[Collective]:

@@ -114,7 +114,6 @@ class OptimizerSizes:
     states: dict[int, tuple[tuple[int, int], ...]]  # by id of the parameter: (elements, bytes of an element) of each
     of_all: float = 0.0  # temporary bytes for each byte of all parameters, which foreach kernels update together
     of_largest: float = 0.0  # temporary bytes for each byte of the largest parameter, if it updates one after the other
-    operations: int = 0  # of a step, that the host launches
 
 
 def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
@@ -147,9 +146,7 @@ def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
         raise SetupError(f"plan cannot make a step of {kind} on tensors without data: {text}") from error
     for group in unset:
         group["foreach"] = None
-    counted = counter.start_segment()
-    temporary, together = counted.peak, foreach or any(group.get("fused") for group in optimizer.param_groups)
-    trained = sum(each.requires_grad for _, each in parameters)
+    temporary = counter.start_segment().peak
     sizes = {
         key: tuple(
             (value.numel(), value.element_size())
@@ -163,7 +160,6 @@ def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
         {id(each): sizes.get((number, each.shape, each.dtype), ()) for number, each in parameters},
         temporary / sum(used) if used and foreach else 0.0,
         temporary / max(used) if used and not foreach else 0.0,
-        counted.operations if together or not chosen else counted.operations * trained // len(chosen),
     )
 
 

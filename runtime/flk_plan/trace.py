@@ -26,14 +26,14 @@ from flk_plan.hardware import Gpu
 from flk_runtime.metrics import mfu
 from flk_runtime.system import pytree
 
-_PLAIN: Final = (bool, int, float, str, torch.dtype)
+_PLAIN: Final = (bool, int, float, str, torch.dtype, types.FunctionType)
 OUTSIDE: Final = -1  # index of operations that are in the model and in no block
 LOSS: Final = -2  # index of operations on the model's outputs
 _ATTENTION: Final = "scaled_dot_product"  # in the names of attention's operations
 # Operations that read only those elements of their first argument that they return.
 _ATEN: Final = torch.ops.aten
 _CHOOSES: Final = (_ATEN.embedding.default, _ATEN.index_select.default, _ATEN.gather.default, _ATEN.index.Tensor)
-# Operations that only allocate: they launch nothing.
+# Operations that only allocate: they take no time.
 _ALLOCATES: Final = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
 _POSITION: Final = re.compile("layer|idx|index|number|_id$")  # attributes with a block's place among the blocks
 
@@ -52,7 +52,6 @@ class Segment:
     end: int = 0  # live bytes at its end
     model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
-    operations: int = 0  # that the host launches
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,13 @@ class StepTrace:
         """Estimated time on the GPU, without communication and without the optimizer."""
         return sum(segment.seconds for segment in self.segments)
 
-    @property
-    def operations(self) -> int:
-        """Operations that the host launches, without the operations of the optimizer."""
-        return sum(segment.operations for segment in self.segments)
-
 
 class _Recorded:
     """A segment that was run: its memory relative to the beginning."""
 
     def __init__(self, block: int, backward: bool) -> None:
         self.block, self.backward = block, backward
-        self.peak = self.change = self.model_flops = self.operations = 0
+        self.peak = self.change = self.model_flops = 0
         self.seconds = 0.0
 
 
@@ -192,7 +186,6 @@ class Tracer:
                     live + each.change,
                     model.model_flops,
                     model.seconds,
-                    model.operations,
                 )
             )
             live += each.change
@@ -207,7 +200,7 @@ class Tracer:
     def _finish(self) -> None:
         memory, current = self._memory, self._current
         counted = memory.start_segment()
-        current.peak, current.change, current.model_flops, current.seconds, current.operations = counted
+        current.peak, current.change, current.model_flops, current.seconds = counted
         if current.seconds or current.peak or current.change:
             self._segments.append(current)
         self._current = _Recorded(OUTSIDE, current.backward)
@@ -260,7 +253,6 @@ class Counted(NamedTuple):
     change: int  # bytes at its end, less those at its beginning
     model_flops: int
     seconds: float
-    operations: int
 
 
 class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -271,16 +263,16 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._gpu = gpu
         self._is_backward = is_backward
         self._sizes: dict[int, int] = {}  # bytes of each live storage, by the id of its Python object
-        self._live = self._begin = self._peak = self._flops = self._operations = 0
+        self._live = self._begin = self._peak = self._flops = 0
         self._seconds = 0.0
         self.uncounted: set[str] = set()
 
     def start_segment(self) -> Counted:
         """Set the counters back. Returns their values."""
         memory = self._peak - self._begin, self._live - self._begin
-        counted = Counted(*memory, self._flops, self._seconds, self._operations)
+        counted = Counted(*memory, self._flops, self._seconds)
         self._begin = self._peak = self._live
-        self._flops, self._seconds, self._operations = 0, 0.0, 0
+        self._flops, self._seconds = 0, 0.0
         return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -307,7 +299,6 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._flops += flops
         if not written and func._schema.is_mutable:  # in place
             written = _size(out)
-        self._operations += bool(written or flops or func._schema.is_mutable)
         if written or flops:
             # Where it reads only what it gives, the rest is of no account: a row of a large embedding.
             read = _size((args[1:], kwargs)) + (written if func in _CHOOSES else _size(args[:1]))
@@ -424,19 +415,10 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
 
 
 def _setting(value: Any) -> Hashable:
-    """A key that is equal for equal settings, and functions of the same code and values; None for other objects."""
+    """A key that is equal for equal settings and for the same function; None for other objects."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_setting, value))
-    if isinstance(value, types.FunctionType):
-        closed = [each.cell_contents for each in value.__closure__ or () if each != types.CellType()]
-        defaults = (value.__defaults__, tuple((value.__kwdefaults__ or {}).values()))
-        return value.__code__, _values(closed), *map(_values, defaults)
     return value if isinstance(value, _PLAIN) else None
-
-
-def _values(found: Sequence[Any] | None) -> Hashable:
-    """A key of the plain values among these: a function may have itself, or its module, in its closure."""
-    return tuple(each if isinstance(each, _PLAIN) else None for each in found or ())
 
 
 def _is_tensor(value: Any) -> bool:

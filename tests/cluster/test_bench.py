@@ -27,7 +27,5 @@ def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, 
     assert result["hardware"] == {"gpu": "CPU", "nodes": 2, "ranks": 1, "fabric": "auto"}
     assert set(result["strategies"]) == {"ddp"}
     assert all(each["seconds"] > 0 and len(each["memory"]) == 2 for each in result["strategies"].values())
-    assert result["alone"]["seconds"] > 0  # strategy none, which is measured first
-    assert result["predicted"].keys() >= {"ddp", "full_shard"}
     jobs = kubectl.json("get", "pytorchjobs")["items"]
     assert [each for each in jobs if "deletionTimestamp" not in each["metadata"]] == []

@@ -35,9 +35,8 @@ def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
     for measured in result["strategies"].values():
         assert measured["seconds"] > 0
         assert len(measured["memory"]) == 2
-    assert set(result["predicted"]) >= {"ddp", "full_shard"}
     # As if full_shard had been much faster, so that the outcome does not depend on this machine.
-    times = {"alone": {}, "strategies": {"ddp": {"seconds": 0.9}, "full_shard": {"seconds": 0.1}}}
+    times = {"strategies": {"ddp": {"seconds": 0.9}, "full_shard": {"seconds": 0.1}}}
     assert BenchResult(result | times).keep(flk.folder / "home" / ".local" / "state" / "flk" / "bench")
     trained = flk("run", "train.py", "--processes", "2", "--strategy", "auto")
     assert trained.code == 0, trained.stderr

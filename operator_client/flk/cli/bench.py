@@ -52,9 +52,9 @@ def bench(
 ) -> int:
     """Run a script for a few steps under each strategy, twice in turn in one job, and compare them.
 
-    The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory,
-    beside the plan's predictions for the measured network, and how much the two times of a strategy differ. Results
-    that are more than noise are kept on this machine: `flk plan` and strategy auto use them for the same hardware.
+    The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory, and
+    how much the two times of a strategy differ. Results that are more than noise are kept on this machine: strategy
+    auto uses them for the same model and hardware.
     """
     limit = seconds(timeout, "--strategy-timeout") or _CASE
     from flk.planning.bench import bench_job
@@ -139,12 +139,11 @@ def _text(result: BenchResult) -> Iterator[str]:
     from flk.cli.output import table
 
     data = result.data
-    predicted = data.get("predicted") or {}
     rows = [
-        _row(name, each, predicted.get(name, {}))
+        _row(name, each)
         for name, each in sorted(data["strategies"].items(), key=lambda item: item[1].get("seconds", float("inf")))
     ]
-    yield from table(["STRATEGY", "STEP", "SPREAD", "PREDICTED", "MFU", "MEMORY", "PREDICTED"], rows)
+    yield from table(["STRATEGY", "STEP", "SPREAD", "MFU", "MEMORY"], rows)
     yield ""
     yield from (f"warning: {one_line(text)}" for text in data["warnings"])
     if result.noise:
@@ -153,17 +152,15 @@ def _text(result: BenchResult) -> Iterator[str]:
         yield f"fastest: --strategy {result.fastest}"
 
 
-def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) -> list[str]:
+def _row(name: str, measured: dict[str, object]) -> list[str]:
     if "error" in measured:
-        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", "", "", ""]
+        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", ""]
     mfu, memory = measured["mfu"], measured["memory"]
     assert isinstance(memory, list)  # noqa: S101
     return [
         name,
         time_text(float(str(measured["seconds"]))),
         time_text(float(str(measured.get("spread", 0.0)))),
-        time_text(predicted["step_seconds"]) if predicted else "",
         "" if mfu is None else f"{float(str(mfu)):.1%}",
         bytes_text(max(memory)),
-        bytes_text(predicted["total"]) if predicted else "",
     ]

@@ -36,7 +36,6 @@ def plan(
     The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
     GPU nor memory for the model. Nothing is sent to a cluster.
     """
-    from flk.planning.bench import measured
     from flk.planning.plan import make_plan
 
     here = Path.cwd()
@@ -48,7 +47,7 @@ def plan(
         note(
             f"some nodes with {job.resources.gpu_type} have GPUs with less memory: --gpu-type {smaller} plans for them"
         )
-    found = make_plan(job, here, gpu_type or job.resources.gpu_type or _GPU_TYPE, measured(job))
+    found = make_plan(job, here, gpu_type or job.resources.gpu_type or _GPU_TYPE)
     if output == "json":
         print(json.dumps(found.output, indent=2))
     else:
@@ -71,10 +70,6 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
-    bound = sum(row.is_bound_by_host for row in shown)
-    if bound:
-        which = f"{bound} of these {plural(len(shown), 'row')} {'is' if bound == 1 else 'are'}"
-        lines.append(f"note: {which} bound by the host's launches: compile, or use larger batches")
     lines += [f"warning: {text}" for text in plan.warnings]
     return lines + [f"assumes: {text}" for text in plan.assumptions]
 

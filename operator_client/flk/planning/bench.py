@@ -22,9 +22,8 @@ from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 
 _KEPT: Final = 200  # files
-_ALIKE: Final = 0.05  # share of a step by which strategies may differ without a reason
 _GIVEN: Final = 20  # results that travel with a job
-_NEEDED: Final = ("model", "hardware", "calibration", "time")  # of a result, so that others can use it
+_NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,10 @@ class BenchResult:
         seconds = self._seconds()
         if len(seconds) < 2:
             return ""
-        alone = self.data.get("alone") or {}
         fastest, slowest = min(seconds.values()), max(seconds.values())
-        spread = max(float(each.get("spread", 0.0)) for each in (*self.data["strategies"].values(), alone))
+        spread = max(float(each.get("spread", 0.0)) for each in self.data["strategies"].values())
         if slowest - fastest <= spread:
             return f"two measurements of a strategy differ by {spread * 1e3:.3g} ms, and no two strategies by more"
-        if alone.get("seconds", 0.0) > fastest + max(spread, _ALIKE * fastest):
-            return "a step without communication took longer than one with it"
         return ""
 
     def keep(self, folder: Path | None = None) -> Path | None:
@@ -83,7 +79,7 @@ class BenchResult:
         return {name: each["seconds"] for name, each in self.data["strategies"].items() if "seconds" in each}
 
     def _summary(self) -> dict[str, Any]:
-        """Return the part of the result that planning and strategy auto read."""
+        """Return the part of the result that strategy auto reads."""
         return {name: self.data[name] for name in _NEEDED} | {"seconds": self._seconds()}
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,10 @@ class Row:
     compute_seconds: float
     exposed_seconds: float
     optimizer_seconds: float
-    host_seconds: float  # that the host takes to launch a step's operations
     step_seconds: float
     mfu: float | None
     largest_batch: float
     modelled: bool  # whether nothing is left out of the times
-
-    @property
-    def is_bound_by_host(self) -> bool:
-        """Whether the GPU waits for the host, which launches operations one by one."""
-        return self.host_seconds > self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
@@ -74,11 +67,11 @@ class Plan:
         return next((row for row in self.rows if row.fits and row.modelled), None)
 
 
-def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[str, Any]] = ()) -> Plan:
+def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
     """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
 
-    ``measured`` are results of `flk bench`. The packages of the job are those that `flk run` has installed. Raises
-    UsageError if the script or the GPU type cannot be planned.
+    The packages of the job are those that `flk run` has installed. Raises UsageError if the script or the GPU type
+    cannot be planned.
     """
     python, path = interpreter()
     with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
@@ -88,7 +81,6 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
             "ranks": job.processes_per_pod,
             "gpu_type": gpu_type,
             "fabric": str(job.fabric or "auto"),
-            "measured": list(measured),
             "output": str(result),
         }
         packages = [_installed(job, folder, python)] if job.pip or job.requirements else []

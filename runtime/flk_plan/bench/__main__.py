@@ -26,7 +26,6 @@ from flk_runtime.system import device as devices
 
 _FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
 _HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
-_ALONE: Final = "none"  # without communication: it shows what the computation takes
 _ROUNDS: Final = 2
 
 
@@ -40,21 +39,20 @@ class Benchmark:
         self._cases = Cases(info, store, request["timeout"])
 
     def run(self) -> dict[str, Any]:
-        """Run all cases and return the result, on rank 0 with predictions. Collective."""
+        """Run all cases and return the result, on rank 0 with its key: the model and the hardware. Collective."""
         strategies = self._request["strategies"] or strategies_of(self._info)
         measured: dict[str, dict[str, Any]] = {}
         for number in range(_ROUNDS):  # each strategy once in each, so that a slow minute is not one strategy's
-            for name in (_ALONE, *strategies):
+            for name in strategies:
                 before = measured.get(name)
                 if before is None or "error" not in before:
                     measured[name] = joined(before, self._measure(name, number))
-        alone = measured.pop(_ALONE)
-        result = {"strategies": measured, "alone": alone, "steps": self._request["steps"], "warnings": []}
+        result = {"strategies": measured, "steps": self._request["steps"], "warnings": []}
         if self._info.rank == 0:
             try:
-                result |= self._predict(alone)
+                result |= run_plan(self._info, devices.select(self._info), self._command, identify=True)
             except RuntimeFailure as error:
-                result["warnings"] = [f"no predictions: {error}"]
+                result["warnings"] = [f"the script cannot be planned: {error}"]
         return result
 
     def _measure(self, strategy: str, number: int) -> dict[str, Any]:
@@ -73,20 +71,9 @@ class Benchmark:
         self._say(f"{strategy}: {seconds * 1e3:.4g} ms for a step")
         return {
             "seconds": seconds,
-            "queued": max((each["queued"] for each in ranks if each["queued"]), default=None),
             "mfu": ended.result["mfu"],
             "memory": [each["memory"] for each in ranks],
         }
-
-    def _predict(self, alone: dict[str, Any]) -> dict[str, Any]:
-        """Model, hardware, calibration and predictions, as `flk_plan` gives them for these measurements."""
-        self._say("predicting the same steps")
-        return run_plan(
-            self._info,
-            devices.select(self._info),
-            self._command,
-            calibration={"alone": alone.get("seconds"), "queued": alone.get("queued")},
-        )
 
     def _say(self, text: str) -> None:
         if self._info.rank == 0:

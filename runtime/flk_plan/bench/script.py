@@ -1,8 +1,7 @@
 """``python -m flk_plan.bench.script REQUEST script.py args``: run a script for a few steps and measure them.
 
-REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, queued (the seconds
-after which the host has launched one; null on a CPU), mfu, and the most memory that this rank has used, in bytes. The
-script ends after its last measured step.
+REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, mfu, and the most
+memory that this rank has used, in bytes. The script ends after its last measured step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from flk_runtime.training.process import current
 from flk_runtime.training.run import Run
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
-_LAUNCHES = 3  # steps on a GPU whose launch is measured, each of which begins when the one before is over
 
 
 class _Done(BaseException):
@@ -40,7 +38,6 @@ class _Clock:
         self._strategy, self._steps = strategy, steps
         self._times: list[float] = []  # at the end of each step
         self.needed = WARMUP + steps
-        self._queued: float | None = None  # fewest seconds in which the host launched a step of an idle GPU
         self.result: dict[str, Any] | None = None
 
     def tick(self) -> None:
@@ -49,21 +46,11 @@ class _Clock:
         if not self._times and run.strategy != self._strategy:
             raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
         done = len(self._times) + 1
-        if run.device.type == "cuda":
-            self.needed = WARMUP + _LAUNCHES + self._steps
-            if WARMUP < done <= WARMUP + _LAUNCHES:
-                queued = time.perf_counter() - self._times[-1]
-                self._queued = queued if self._queued is None else min(self._queued, queued)
-            if WARMUP <= done <= WARMUP + _LAUNCHES or done == self.needed:
-                torch.cuda.synchronize(run.device)
+        if run.device.type == "cuda" and done in (WARMUP, self.needed):
+            torch.cuda.synchronize(run.device)
         self._times.append(time.perf_counter())
         if done == self.needed:
-            self.result = {
-                "seconds": self._seconds(run),
-                "queued": self._queued,
-                "mfu": run.mfu,
-                "memory": _peak_memory(run),
-            }
+            self.result = {"seconds": self._seconds(run), "mfu": run.mfu, "memory": _peak_memory(run)}
             dist.barrier()  # no rank ends while another still communicates
             raise _Done
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flk_plan.communication import Calibration, Cluster, collectives
-from flk_plan.hardware import FRAGMENTATION, GPUS, HOST_SECONDS, find_gpu
-from flk_plan.plan import _fit
+from flk_plan.communication import Cluster, collectives
+from flk_plan.hardware import FRAGMENTATION, GPUS, find_gpu
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import Parameter, Unit
 from flk_plan.trace import LOSS, OUTSIDE, Segment, StepTrace
@@ -73,51 +72,6 @@ def test_each_stream_keeps_its_memory(device: str, needed: int) -> None:
 def test_ddp_has_one_pool() -> None:
     found = predicted("ddp", "cuda")
     assert found.total == int(found.live / (1 - FRAGMENTATION))
-
-
-def test_a_step_takes_as_long_as_the_host_launches_it() -> None:
-    work = workload(seconds=1e-6)
-    segments = [replace(each, operations=1000) for each in work.trace.segments]
-    work = replace(work, trace=StepTrace(tuple(segments)))
-    alone = predict("ddp", work, Cluster(1, 1, GPUS["h100"], 1e9))
-    assert alone.operations == 6000
-    assert alone.step_seconds == alone.host_seconds == pytest.approx(6000 * HOST_SECONDS)
-    # FSDP2 gathers two blocks twice and the root once, and reduces the gradients of all three. DDP copies gradients.
-    sharded = predict("full_shard", work, Cluster(1, 1, GPUS["h100"], 1e9))
-    assert sharded.operations == 6000 + 5 * (4 + 1) + 3 * (3 + 1)
-    assert predict("ddp", work, Cluster(1, RANKS, GPUS["h100"], 1e9)).operations == 6000 + 3
-    measured = Cluster(1, 1, GPUS["h100"], 1e9, calibration=Calibration(compute=1e6, launch=1e-9))
-    slow = predict("ddp", work, measured)
-    assert slow.step_seconds == slow.device_seconds > slow.host_seconds == pytest.approx(6e-6)
-    on_cpu = predict("ddp", work, Cluster(1, 1, find_gpu("cpu", 1 << 30), 1e9))
-    assert on_cpu.host_seconds == 0  # it launches nothing
-
-
-@pytest.mark.parametrize(
-    ("seconds", "queued", "operations", "compute", "launch"),
-    [
-        (6.0, 0.03, 1000, 2.0, 30e-6),  # the device is the bound
-        (6.0, 5.9, 200_000, 1.0, 29.5e-6),  # the host is, so that nothing is known of slow kernels
-        (1.5, 1.48, 100_000, 0.5, 14.8e-6),  # they take no longer than the step
-        (6.0, 5.9, 1000, 2.0, None),  # the script has waited for the device, whose step this is
-        (6.0, None, 1000, 2.0, None),  # on a CPU
-    ],
-)
-def test_a_calibration_tells_the_host_from_the_device(
-    seconds: float, queued: float | None, operations: int, compute: float, launch: float | None
-) -> None:
-    alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
-    assert alone.device_seconds == pytest.approx(3.0, rel=1e-3)
-    found = _fit(replace(alone, operations=operations), seconds, queued)
-    assert found.compute == pytest.approx(compute, rel=1e-3)
-    assert found.launch == (launch and pytest.approx(launch))
-
-
-def test_a_host_that_may_have_waited_for_the_device_counts_as_no_slower_than_assumed() -> None:
-    alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
-    many = replace(alone, operations=10_000)
-    assert _fit(many, 3.0, 0.3).launch == HOST_SECONDS
-    assert _fit(many, 3.0, 0.05).launch == pytest.approx(5e-6)
 
 
 @pytest.mark.parametrize("network", [1e9, 1.0])

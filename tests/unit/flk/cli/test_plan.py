@@ -36,14 +36,6 @@ def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> N
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
 
 
-def test_rows_whose_gpus_wait_for_the_host_are_counted() -> None:
-    rows = [row("full_shard", 2.0), replace(row("ddp", 4.0), host_seconds=4.0)]
-    plan = Plan(1, 8, "H100", 1 << 30, rows, [], [], {})
-    note = "note: 1 of these 2 rows is bound by the host's launches: compile, or use larger batches"
-    assert note in _text(plan, all_rows=True)
-    assert not any(line.startswith("note") for line in _text(replace(plan, rows=rows[:1]), all_rows=True))
-
-
 @with_torch
 def test_packages_are_those_that_flk_run_has_installed(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

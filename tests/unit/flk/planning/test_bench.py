@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from flk.errors import UsageError
 from flk.planning.bench import BenchResult, bench_job, kept_results, measured
 from flk.spec.job import Job
-from flk_plan.bench import script
 from flk_plan.bench.__main__ import joined
 from flk_plan.bench.cases import first_cause
 
@@ -28,35 +25,16 @@ def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None
     assert first_cause([store, misuse]) == f"rank 1: {misuse}"
 
 
-def test_the_launch_of_a_step_is_the_shortest_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(strategy="ddp", device=torch.device("cuda"), mfu=0.5)
-    monkeypatch.setattr(script.current, "training", run)
-    monkeypatch.setattr(script.torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(script.torch.cuda, "max_memory_reserved", lambda device: 7)
-    monkeypatch.setattr(script.dist, "barrier", lambda: None)
-    # Three steps of warm-up; three that are launched and then over; and two.
-    times = iter([1.0, 2.0, 3.0, 3.5, 4.0, 4.25, 5.0, 5.75, 6.0, 7.0, 8.0])
-    monkeypatch.setattr(script.time, "perf_counter", lambda: next(times))
-    clock = script._Clock("ddp", 2)
-    for _ in range(7):
-        clock.tick()
-    with pytest.raises(script._Done):
-        clock.tick()
-    assert clock.result == {"seconds": 1.0, "queued": 0.25, "mfu": 0.5, "memory": 7}
-
-
 def result(time: float = 1.0, model: str = "a", nodes: int = 2) -> BenchResult:
     data: dict[str, Any] = {
         "model": model,
         "hardware": {"gpu": "H100", "nodes": nodes, "ranks": 8, "fabric": "efa"},
-        "calibration": {"compute": 1.5},
         "time": time,
         "strategies": {
             "ddp": {"error": "out of memory"},
             "full_shard": {"seconds": 0.2, "mfu": 0.4, "memory": [1 << 30]},
             "hybrid_shard": {"seconds": 0.1, "mfu": 0.5, "memory": [1 << 31]},
         },
-        "predicted": {"full_shard": {"step_seconds": 0.18}},
     }
     return BenchResult(data)
 
@@ -82,19 +60,17 @@ def test_the_newest_result_of_a_model_on_some_hardware_is_kept(tmp_path: Path) -
     assert BenchResult({"strategies": {}}).keep(tmp_path) is None
 
 
-def with_times(alone: float, **strategies: tuple[float, float]) -> BenchResult:
+def with_times(**strategies: tuple[float, float]) -> BenchResult:
     times = {name: {"seconds": seconds, "spread": spread} for name, (seconds, spread) in strategies.items()}
-    return BenchResult({**result().data, "alone": {"seconds": alone, "spread": 0.0}, "strategies": times})
+    return BenchResult({**result().data, "strategies": times})
 
 
 @pytest.mark.parametrize(
     ("measured", "noise"),
     [
-        (with_times(0.1, ddp=(0.1, 0.01), full_shard=(0.2, 0.02)), ""),
-        (with_times(0.01, ddp=(0.03, 0.09), full_shard=(0.11, 0.0)), "two measurements of a strategy differ by 90 ms"),
-        (with_times(0.05, ddp=(0.03, 0.0), full_shard=(0.11, 0.0)), "a step without communication took longer"),
-        (with_times(0.31, ddp=(0.3, 0.0), full_shard=(0.5, 0.0)), ""),
-        (with_times(0.1, ddp=(0.1, 0.5)), ""),
+        (with_times(ddp=(0.1, 0.01), full_shard=(0.2, 0.02)), ""),
+        (with_times(ddp=(0.03, 0.09), full_shard=(0.11, 0.0)), "two measurements of a strategy differ by 90 ms"),
+        (with_times(ddp=(0.1, 0.5)), ""),
     ],
 )
 def test_a_result_that_is_noise_is_not_kept(tmp_path: Path, measured: BenchResult, noise: str) -> None:
