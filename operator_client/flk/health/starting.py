@@ -27,6 +27,7 @@ from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation, pod_spec
+from flk.spec.names import whole_image
 from flk.spec.units import timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
@@ -68,14 +69,14 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
 
     A kubelet tells of its 50 largest images.
     """
-    image = _whole_name(str(pods.containers[0].get("image") or ""))
+    image = whole_image(str(pods.containers[0].get("image") or ""))
     if isinstance(cluster.nodes, Unreadable):
         yield Result("image", Level.UNKNOWN, f"cannot list the nodes, which tell their images: {cluster.nodes.reason}")
         return
     for pod in [] if isinstance(cluster.pending, Unreadable) else cluster.pending:
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
             state = (status.get("state") or {}).get("waiting") or {}
-            if state.get("reason") in _PULL and _whole_name(str(status.get("image"))) == image:
+            if state.get("reason") in _PULL and whole_image(str(status.get("image"))) == image:
                 said = one_line(state.get("message")) or state["reason"]
                 found = f"pod {pod['metadata'].get('name')} cannot pull {image}: {said}"
                 yield Result("image", Level.WARNING, found, _OTHER_IMAGE)
@@ -87,20 +88,6 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     registry = image.partition("/")[0]
     pull = "" if len(having) == len(nodes) else f"; the others pull it from {registry}, which is not tried here"
     yield Result("image", Level.OK, f"{image} is on {len(having)} of {plural(len(nodes), 'node')}{pull}")
-
-
-def _whole_name(image: str) -> str:
-    """Return the name of an image with its registry and its tag, as nodes tell it: ``docker.io/library/img:1``."""
-    registry = image.partition("/")[0]
-    if registry == image:
-        image = f"docker.io/library/{image}"
-    elif registry != "localhost" and not {".", ":"} & set(registry):
-        image = f"docker.io/{image}"
-    name, at, digest = image.partition("@")
-    folder, slash, last = name.rpartition("/")
-    if at:  # the digest counts, and nodes tell no tag with it
-        return f"{folder}{slash}{last.partition(':')[0]}@{digest}"
-    return image if ":" in last else f"{image}:latest"
 
 
 def _images_on(node: Object) -> set[str]:
