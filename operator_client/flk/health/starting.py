@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,13 +21,11 @@ from flk.health.cause import (
     trace,
     waiting,
 )
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allowed
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation, pod_spec
-from flk.spec.names import whole_image
 from flk.spec.units import timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
@@ -58,41 +56,9 @@ _LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
 # Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
 _NAMES: Final = re.compile(r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+')
-_OTHER_IMAGE: Final = "--image, image: in the job file, or $FLK_IMAGE names an image that the nodes can pull"
 _QUOTED: Final = re.compile(
     r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*"
 )
-
-
-def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Say on which nodes the image is, and whether pods that wait now cannot pull it. Nothing is pulled for the check.
-
-    A kubelet tells of its 50 largest images.
-    """
-    image = whole_image(str(pods.containers[0].get("image") or ""))
-    if isinstance(cluster.nodes, Unreadable):
-        yield Result("image", Level.UNKNOWN, f"cannot list the nodes, which tell their images: {cluster.nodes.reason}")
-        return
-    for pod in [] if isinstance(cluster.pending, Unreadable) else cluster.pending:
-        for status in (pod.get("status") or {}).get("containerStatuses") or []:
-            state = (status.get("state") or {}).get("waiting") or {}
-            if state.get("reason") in _PULL and whole_image(str(status.get("image"))) == image:
-                said = one_line(state.get("message")) or state["reason"]
-                found = f"pod {pod['metadata'].get('name')} cannot pull {image}: {said}"
-                yield Result("image", Level.WARNING, found, _OTHER_IMAGE)
-                return
-    nodes = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
-    if not nodes:
-        return  # which the check of the capacity tells
-    having = [node for node in nodes if image in _images_on(node)]
-    registry = image.partition("/")[0]
-    pull = "" if len(having) == len(nodes) else f"; the others pull it from {registry}, which is not tried here"
-    yield Result("image", Level.OK, f"{image} is on {len(having)} of {plural(len(nodes), 'node')}{pull}")
-
-
-def _images_on(node: Object) -> set[str]:
-    images = (node.get("status") or {}).get("images") or []
-    return {str(name) for image in images for name in image.get("names") or []}
 
 
 def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:

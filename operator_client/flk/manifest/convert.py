@@ -19,7 +19,6 @@ from flk.manifest.render import dumped
 from flk.spec import labels
 from flk.spec.file import mapping
 from flk.spec.job import validated
-from flk.spec.names import whole_image
 from flk.targets.pytorchjob import PyTorchJob
 
 _ROLES: Final = ("Master", "Worker")
@@ -105,10 +104,11 @@ class _Conversion:
         if not each:
             self.refused.append(f"spec.{_PODS}: has no pods")
             return fields
-        for path in _differences(each[0][1], each[-1][1]):
-            self.refused.append(f"Master and Worker differ in {path}: all pods of a job are equal")
         replicas = sum(count for count, _ in each)
-        pod = each[-1][1]
+        first, pod = each[0][1], each[-1][1]
+        different = [name for name in dict.fromkeys([*first, *pod]) if first.get(name) != pod.get(name)]
+        if different:
+            self.refused.append(f"Master and Worker differ in {', '.join(different)}: all pods of a job are equal")
         return {**fields, "replicas": replicas, **pod, "ship": False}
 
     def _of_job(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class _Conversion:
             "name": self.metadata.get("name"),
             "queue": own.pop(labels.QUEUE, None),
             "queue_priority": own.pop(labels.QUEUE_PRIORITY, None),
-            "restarts": _first(policy.pop("backoffLimit", None), elastic.pop("maxRestarts", None)),
+            "restarts": policy.pop("backoffLimit", elastic.pop("maxRestarts", None)),
             "deadline": policy.pop("activeDeadlineSeconds", None),
             "ttl": policy.pop("ttlSecondsAfterFinished", None),
         }
@@ -139,7 +139,7 @@ class _Conversion:
             self.notes.append(
                 "spec.elasticPolicy.metrics are left out: flk scale JOB changes the number of pods, no autoscaler"
             )
-        processes = _first(self.spec.pop("nprocPerNode", None), elastic.pop("nProcPerNode", None))
+        processes = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
         if str(processes).isdecimal():
             fields["processes"] = int(str(processes))
         annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
@@ -185,7 +185,8 @@ class _Conversion:
         """Take what flk has fields for out of the training container."""
         where = f"{path}.containers[{PyTorchJob.container}]"
         image = str(main.pop("image", None) or "")
-        policy = main.pop("imagePullPolicy", "Always" if whole_image(image).endswith(":latest") else "IfNotPresent")
+        tagged = image.rpartition("/")[2].partition(":")[2] not in ("", "latest") or "@" in image
+        policy = main.pop("imagePullPolicy", "IfNotPresent" if tagged else "Always")
         main["ports"] = [
             port
             for port in self._mappings(f"{where}.ports", main.pop("ports", None))
@@ -244,10 +245,6 @@ class _Conversion:
             else:
                 env[name] = "" if value is None else str(value)
         return env, kept
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
 
 
 def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -377,16 +374,6 @@ def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, 
     setup = text[: text.rindex(last)].rstrip("&; \n")
     setup = f"cd {shlex.quote(folder)}\n{setup}" if folder else setup
     return folder, {"setup": shlex.join([*words[:-1], setup])}, command
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the paths at which two values differ, the deepest ones."""
-    if one == other:
-        return []
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = dict.fromkeys([*one, *other])
-        return [p for key in keys for p in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
-    return [path]
 
 
 def job_file(converted: Converted) -> str:

@@ -198,20 +198,6 @@ def image(reference: str) -> str:
     return reference
 
 
-def whole_image(image: str) -> str:
-    """Return the name of an image with its registry and its tag, as nodes tell it: ``docker.io/library/img:1``."""
-    registry = image.partition("/")[0]
-    if registry == image:
-        image = f"docker.io/library/{image}"
-    elif registry != "localhost" and not {".", ":"} & set(registry):
-        image = f"docker.io/{image}"
-    name, at, digest = image.partition("@")
-    folder, slash, last = name.rpartition("/")
-    if at:  # the digest counts, and nodes tell no tag with it
-        return f"{folder}{slash}{last.partition(':')[0]}@{digest}"
-    return image if ":" in last else f"{image}:latest"
-
-
 def module(name: str) -> str:
     """Check the name of a Python module: ``train``, ``package.train``."""
     if not _MODULE.fullmatch(name):
