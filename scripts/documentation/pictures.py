@@ -118,7 +118,7 @@ def reached(flk: Callable[..., str], step: int) -> bool:
 def terminal(folder: Path, environment: Mapping[str, str]) -> str:
     """Return what `flk top` shows on a terminal, as SVG that loads nothing."""
     program = [str(Path(sys.executable).with_name("flk")), "top", JOB]
-    shown = re.compile(r"NEWEST EVENTS(?:.*?loss){6}", re.DOTALL)  # a few drawings with all parts
+    shown = re.compile(r"RANK(?:.*?loss){6}", re.DOTALL)  # a few drawings with all parts
     _, written = on_a_terminal(program, folder, environment=environment, typed={shown: "q"}, size=SIZE)
     last = written.split("\x1b[H")[-1].split("\x1b[?25h")[0]
     text = Text.from_ansi(re.sub(r"\x1b\[[KJ]", "", last).replace("\r", ""))

@@ -45,12 +45,7 @@ def logs(
     since: Annotated[
         str | None, typer.Option("--since", metavar="DURATION", help="Only logs newer than this: 5m, 1h.")
     ] = None,
-    previous: Annotated[
-        bool,
-        typer.Option("--previous", "-p", help="Logs of the containers before their last restart; does not follow."),
-    ] = False,
     output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
-    raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
     """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
@@ -68,19 +63,17 @@ def logs(
         pods=_parse_pods(pod),
         tail=tail,
         since=seconds_ago,
-        previous=previous,
         container=container,
         fold=is_text and sys.stdout.isatty(),
-        raw=raw,
         colour=is_text and has_colours(sys.stdout),
     )
     chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
-    written = LogOutput(as_json=not is_text, several=chosen.are_several, raw=raw)
+    written = LogOutput(as_json=not is_text, several=chosen.are_several)
 
     def show(client: JobClient, job: JobRef) -> None:
         written.write_all(job_logs.dump(client, job.name, options))
 
-    if previous or not follow:
+    if not follow:
         return chosen.in_turn(show)
     try:
         return chosen.at_once(lambda client, job, ended: _follow(client, job.name, options, written, ended))
@@ -93,12 +86,12 @@ class LogOutput:
     """Writes lines to stdout as text or JSON, and notes to stderr.
 
     Of ``several`` jobs each line begins with its job's name. Several threads may use one output. On a terminal, lines
-    of metrics are for people, unless ``raw``.
+    of metrics are for people.
     """
 
-    def __init__(self, *, as_json: bool = False, several: bool = False, raw: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, several: bool = False) -> None:
         self._as_json, self._several = as_json, several
-        self._for_people = not as_json and sys.stdout.isatty() and not raw
+        self._for_people = not as_json and sys.stdout.isatty()
         self._metrics: dict[str, MetricsText] = {}  # by the names of jobs
         self._lock = threading.Lock()
 

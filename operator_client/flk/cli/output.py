@@ -14,6 +14,7 @@ from flk.spec.units import short_duration
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
+    from flk.observe.progress import Progress
 
 
 def json_text(data: Any) -> str:
@@ -60,29 +61,34 @@ def _finite(value: Any) -> Any:
 
 
 def progress_line(state: State) -> str:
-    """Return one line about how far a job is: pods, attempt, step, rate, loss, remaining time."""
+    """Return one line about how far a job is: pods, attempt, and its pace."""
     parts = [f"{state.ready}/{state.replicas} pods"]
     if state.attempts:
         parts.append(f"attempt {state.attempt}")
     if state.progress:
-        first = max(state.progress, key=lambda progress: progress.step)
-        parts.append(f"step {first.step}" + (f" of {first.total}" if first.total else ""))
-        if first.step_time is not None:
-            parts.append(f"{first.step_time:.3g} s/step")
-        if first.rate is not None:
-            parts.append(f"{first.rate:.4g} samples/s")
-        for share, what in (
-            (first.mfu, "MFU"),
-            (first.communication, "communication"),
-            (first.data_wait, "waiting for data"),
-        ):
-            if share is not None:
-                parts.append(f"{share:.0%} {what}")
-        if first.loss is not None:
-            parts.append(f"loss {first.loss:.4g}")
-        if first.remaining is not None:
-            parts.append(f"{short_duration(first.remaining)} left")
+        parts += pace(max(state.progress, key=lambda progress: progress.step))
     return ", ".join(parts)
+
+
+def pace(progress: Progress) -> list[str]:
+    """Return what is known of the pace of a job, each in a few words: step, rate, shares, loss, remaining time."""
+    parts = [f"step {progress.step}" + (f" of {progress.total}" if progress.total else "")]
+    if progress.step_time is not None:
+        parts.append(f"{progress.step_time:.3g} s/step")
+    if progress.rate is not None:
+        parts.append(f"{progress.rate:.4g} samples/s")
+    for share, what in (
+        (progress.mfu, "MFU"),
+        (progress.communication, "communication"),
+        (progress.data_wait, "waiting for data"),
+    ):
+        if share is not None:
+            parts.append(f"{share:.0%} {what}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.remaining is not None:
+        parts.append(f"{short_duration(progress.remaining)} left")
+    return parts
 
 
 _CLEAR: str = "\r\x1b[K"

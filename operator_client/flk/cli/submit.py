@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from functools import partial
 from pathlib import Path
@@ -222,15 +221,11 @@ def init(
     script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
     validated({"command": [script]}, where={"command": "SCRIPT"})
     path = Path(JOB_FILE)
-    exists = path.exists() or path.is_symlink()
-    if exists and not force:
+    if (path.exists() or path.is_symlink()) and not force:
         raise UsageError(f"{JOB_FILE} exists already", hint="--force overwrites it")
     try:
         path.write_text(template(script, replicas), encoding="utf-8")
     except OSError as error:
-        if not exists:  # on a full disk it is there, and empty
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
         raise UsageError(f"cannot write {JOB_FILE}: {(error.strerror or str(error)).lower()}") from None
     note(f"wrote {JOB_FILE}")
     if not Path(script).exists():

@@ -31,7 +31,7 @@ def top(
     context: Context = None,
     namespace: Namespace = None,
 ) -> int | None:
-    """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
+    """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods.
 
     Keys: q quits, arrows or j and k scroll. Elsewhere than on a terminal it prints the view once. Ranks need the rights
     to get and create pods/exec. `watch flk list` shows all jobs.
@@ -61,7 +61,7 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     def lines(width: int) -> list[Line]:
         if live.error is not None:
             raise live.error
-        seen = TopData(live.state, client.now(), live.telemetry, live.missing, live.outage, live.events)
+        seen = TopData(live.state, client.now(), live.telemetry, live.missing, live.outage)
         return job_lines(seen, width)
 
     live.start()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flk.cli.output import cut, phase_style, table
+from flk.cli.output import cut, pace, phase_style, table
 from flk.observe.progress import Progress
 from flk.spec.units import bytes_text, number_text, short_duration
 from flk.user.terminal import printable
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHOWN_PODS: Final = 256  # pods without telemetry that get a line
-_EVENTS: Final = 6  # newest events that are shown
 _LABEL: Final = 22  # columns before a sparkline
 _DAY: Final = 20 * 3600.0  # seconds from which on a time axis has dates
 _STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
@@ -46,13 +44,13 @@ class TopData:
     telemetry: Telemetry | None = None
     missing: str = ""  # why there is no telemetry
     outage: str = ""  # what the API server's silence is; empty: it answers
-    events: Sequence[tuple[float, str]] = field(default_factory=list)  # oldest first
 
 
 def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
     """Return how far and how fast a job is by its telemetry, else by the metrics that it prints."""
     if telemetry is not None and (last := latest_sample(telemetry.history)):
-        return Progress(0, last.step, last.time, telemetry.total_steps, last.step_seconds)
+        measured = last.step_seconds, last.loss, last.samples_per_s, last.mfu, last.communication, last.data_wait
+        return Progress(0, last.step, last.time, telemetry.total_steps, *measured)
     return max(state.progress, key=lambda progress: progress.step, default=None)
 
 
@@ -72,9 +70,6 @@ def job_lines(data: TopData, width: int) -> list[Line]:
         if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
         lines += _pods(state)
-    if data.events:
-        lines += [Line(""), Line("NEWEST EVENTS", "bold")]
-        lines += [Line(f"{_clock(at)}  {text}") for at, text in reversed(data.events[-_EVENTS:])]
     return [_cut(line, width) for line in lines]
 
 
@@ -88,26 +83,10 @@ def _head(data: TopData) -> list[Line]:
         lines.append(Line(data.outage, "bad"))
     if state.message:
         lines.append(Line(f"{state.reason}: {state.message}" if state.reason else state.message, "warn"))
-    pace = pace_of(state, telemetry)
-    parts = []
-    if pace is not None:
-        parts.append(f"step {pace.step:,}" + (f" of {pace.total:,}" if pace.total else ""))
-        if pace.total:
-            parts.append(f"{pace.step / pace.total:.0%}")
-        if pace.step_time:
-            parts.append(f"{pace.step_time:.3g} s/step")
-        if pace.remaining is not None and not state.finished:
-            parts.append(f"{short_duration(pace.remaining)} left")
+    known = pace_of(state, telemetry)
+    parts = pace(known) if known else []
     if state.goodput and state.goodput.share is not None:
         parts.append(f"goodput {state.goodput.share:.0%}")
-    last = latest_sample(telemetry.history) if telemetry else None
-    for share, what in (
-        (last and last.mfu, "MFU"),
-        (last and last.communication, "communication"),
-        (last and last.data_wait, "waiting for data"),
-    ):
-        if share is not None:
-            parts.append(f"{share:.0%} {what}")
     return [*lines, Line("   ".join(parts))] if parts else lines
 
 
@@ -149,24 +128,7 @@ def _throughput(history: Sequence[Sample]) -> tuple[str, Callable[[Sample], floa
         return "tokens/s", lambda sample: sample.tokens_per_s
     if any(sample.samples_per_s is not None for sample in history):
         return "samples/s", lambda sample: sample.samples_per_s
-    rates = _step_rates(history)
-    return "steps/s", lambda sample: rates.get(sample.time)
-
-
-def _step_rates(history: Sequence[Sample]) -> dict[float, float]:
-    """Return the steps per second until samples, by their times. Samples close to the one before tell no rate."""
-    between = [sample.time - before.time for before, sample in pairwise(history)]
-    least = statistics.median(between) / 2 if between else 0.0
-    rates: dict[float, float] = {}
-    before = history[0]
-    for sample in history[1:]:
-        seconds, steps = sample.time - before.time, sample.step - before.step
-        if sample.attempt == before.attempt and steps > 0 and seconds > 0:
-            if seconds < least:
-                continue
-            rates[sample.time] = steps / seconds
-        before = sample
-    return rates
+    return "steps/s", lambda sample: 1 / sample.step_seconds if sample.step_seconds else None
 
 
 def sparkline(values: Iterable[float | None]) -> str:

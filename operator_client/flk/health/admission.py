@@ -129,7 +129,10 @@ CAUSES: Final = (
         _refused(
             _ANY,
             lambda view, trace: trace[1],
-            lambda view, trace: f"change what the API server refuses; {view.describe} shows all events",
+            lambda view, trace: (
+                "change what the API server refuses; "
+                f"{view.kubectl(f'describe {view.kind.lower()} {view.name}')} shows all events"
+            ),
         ),
         grace=30,
     ),

@@ -6,17 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, subject
+from flk.health.cause import Cause, Found, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import one_line
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS, Gang
 from flk.targets.model import Controller, Target, trouble
 from flk.targets.trainjob import RUNTIME
-from flk_runtime.contract.failure import ExitCode
 
 NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything
 OLDEST_KUBERNETES: Final = (1, 29)
@@ -233,18 +231,6 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _job_invalid(view: JobView) -> Found | None:
-    refusals = [event for event in view.job_events if str(event.get("reason")).endswith("FailedValidation")]
-    if not refusals or view.objects:
-        return None
-    said = one_line(refusals[-1].get("message"))
-    return Found(
-        f"{view.target.controller} refuses the job: {said.partition(' because ')[2] or said}",
-        f"correct the manifest and create the job again; {view.describe} shows what the operator says",
-        [event_evidence(refusals[-1])],
-    )
-
-
 def _operator_not_running(view: JobView) -> Found | None:
     if not view.awaits_controller:
         return None
@@ -300,12 +286,6 @@ def _absence(pod: PodState) -> Evidence:
 
 
 CAUSES: Final = (
-    Cause(
-        "JobInvalid",
-        _job_invalid,
-        ExitCode.USAGE,
-        grace=30,
-    ),
     Cause(
         "OperatorNotRunning",
         _operator_not_running,

@@ -230,11 +230,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     if most >= pods.count:
         yield Result("capacity", Level.OK, held)
         return
-    able = _kept_away(cluster.nodes, pods)
-    may = any(_takes_tolerations(node, pods.spec) for node in able)
-    tolerate = "; --toleration KEY if the job may run on the others" if may else ""
-    remedy = f"use fewer or smaller pods, or add nodes{tolerate}"
-    yield _no_node(cluster, f"{held}{_others(able, pods.spec)}", remedy, SHORT)
+    found = f"{held}{_others(_kept_away(cluster.nodes, pods), pods.spec)}"
+    yield _no_node(cluster, found, "use fewer or smaller pods, add nodes, or tolerate the taints (--toleration)", SHORT)
 
 
 def _no_node(cluster: Cluster, found: str, remedy: str, code: str) -> Result:
@@ -277,11 +274,6 @@ def _others(able: Sequence[Object], spec: Object) -> str:
         return ""
     accept = "does not accept" if len(able) == 1 else "do not accept"
     return f"; {plural(len(able), 'other node')} could hold some, but {accept} them: {_refusals(able, spec)}"
-
-
-def _takes_tolerations(node: Object, spec: Object) -> bool:
-    """Whether tolerations would let a job onto a node that it is kept away from. A node that is away stays so."""
-    return not is_cordoned(node) and not any(map(is_node_state, untolerated(node, spec)))
 
 
 def _refusals(nodes: Sequence[Object], spec: Object) -> str:

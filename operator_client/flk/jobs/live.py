@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, UnreachableError
-from flk.jobs.state import AttemptState, Phase, State
+from flk.jobs.state import Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
 from flk_runtime.contract.telemetry import Telemetry
@@ -17,7 +17,6 @@ from flk_runtime.contract.telemetry import Telemetry
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
 EVERY_LOG: Final = 15.0  # where no launcher answers, so that the end of a log is read
 SHARE: Final = 5  # and at least so many times the duration of the last one
-_EVENTS: Final = 50  # that are kept
 Read = Callable[[JobClient, str], "tuple[Telemetry, str]"]
 
 
@@ -30,13 +29,10 @@ class LiveJob:
         self.state = state
         self.telemetry: Telemetry | None = None
         self.missing = ""
-        self.events: list[tuple[float, str]] = []
         self.error: FlkError | None = None  # that has ended the view
         self._outage: tuple[float, str] | None = None  # since when the API server does not answer, and its error
-        self._attempts: set[int] = set()  # that were noted
         self._closed = threading.Event()
         self.changed = threading.Event()
-        self._note_attempts([], state.attempts)
 
     def start(self) -> None:
         """Start to read."""
@@ -68,28 +64,9 @@ class LiveJob:
         self.changed.set()
 
     def note_state(self, state: State) -> None:
-        """Take a new state, and note as events what is new in it: the phase, attempts, and phases of pods."""
-        before, self.state = self.state, state
-        self._outage = None
-        now = self._client.now()
-        if state.phase != before.phase:
-            self._add(now, f"the job is {state.headline}")
-        if before.uid == state.uid:
-            self._note_attempts(before.attempts, state.attempts)
-        phases = {pod.name: pod.phase for pod in before.pods}
-        for pod in state.pods:
-            if pod.name in phases and pod.phase != phases[pod.name]:
-                reason = f" ({pod.reason})" if pod.reason else ""
-                self._add(now, f"{pod.name} was {phases[pod.name]} and is {pod.phase}{reason}")
+        """Take a new state."""
+        self.state, self._outage = state, None
         self.changed.set()
-
-    def _note_attempts(self, before: Sequence[AttemptState], now: Sequence[AttemptState]) -> None:
-        self._attempts |= {attempt.number for attempt in before}
-        for earlier, attempt in zip([None, *now], now, strict=False):
-            if attempt.number not in self._attempts:
-                self._attempts.add(attempt.number)
-                why = f" after: {earlier.cause}" if earlier is not None and earlier.cause else ""
-                self._add(attempt.started, f"attempt {attempt.number} began{why}")
 
     def _measure(self) -> None:
         while not self._closed.is_set():
@@ -105,6 +82,3 @@ class LiveJob:
                 self.changed.set()
             every = EVERY_LOG if self.missing else EVERY
             self._closed.wait(max(every, SHARE * (time.monotonic() - began)))
-
-    def _add(self, at: float, text: str) -> None:
-        self.events = sorted([*self.events, (at, " ".join(text.split()))])[-_EVENTS:]

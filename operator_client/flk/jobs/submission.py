@@ -55,17 +55,10 @@ class Submission:
             command = client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
-        try:
-            view = JobView(Observation(created, time=client.now()), client.commands)
-            keep(client, answer_of(view))
-        except KeyboardInterrupt as interrupt:
-            interrupt.args = (self._goes_on(client),)
-            raise
+        view = JobView(Observation(created, time=client.now()), client.commands)
+        keep(client, answer_of(view))
         uid = created["metadata"]["uid"]
         return JobHandle(self.client.for_job(JobRef(self.name, target, uid)), self.name, uid)
-
-    def _goes_on(self, client: JobClient) -> str:
-        return f"the job {self.name} exists and goes on: {client.commands.flk('status', self.name)}"
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:

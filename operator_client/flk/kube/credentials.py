@@ -174,6 +174,4 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         problem = f"context {context.name} impersonates a name with characters that no header can have"
         raise NoConfigError(problem, hint=shown_by_kubectl())
-    if headers and not user.get("as"):
-        raise NoConfigError(f"context {context.name} impersonates a group of no user", hint=shown_by_kubectl())
     return headers

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-import yaml
-
 from flk.errors import UsageError
+from flk.manifest.render import dumped
 from flk.spec import labels
 from flk.spec.file import mapping
 from flk.spec.job import validated
@@ -32,12 +31,16 @@ _SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
 _CHANGES: Final = ("--no-python", "--run-path")
 # What each launcher sets for its ranks: a manifest that sets it by hand does what flk does.
 _OF_RANKS: Final = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|PET_.*)")
-_DYNAMIC: Final = re.compile(r"[`$|<>;&*?(){}]")  # what a shell would do something about
-_OF_ITSELF: Final = ("source", ".", "eval", "ulimit", "umask", "unset")  # what a shell does for its own process only
-_EXPANDED: Final = re.compile(r"[$`~*]")
-_COMPOUND: Final = ("if", "for", "while", "case", "function", "trap")
+_DYNAMIC: Final = frozenset("`$|<>;&*?(){}")  # what a shell would do something about
+_BY_GPUS: Final = re.compile(r"auto|gpu|\$\{?PET_NPROC_PER_NODE\}?")  # or as the manifest says otherwise
+# What changes a shell itself, and what starts ranks: a setup, which has a shell of its own, can do neither for them.
+_OF_SHELLS: Final = frozenset(
+    {"cd", "pushd", "export", "source", ".", "eval", "exec", "alias", "trap", "ulimit", "umask", "unset", "{"}
+    | {"if", "for", "while", "until", "case", "function", "torchrun", "accelerate"}
+)
+_CD: Final = re.compile(r"cd (/[\w./-]*)\s*(?:&&|;|\n)\s*")
+_BACKGROUND: Final = re.compile(r"(?<![&>])&(?![&>])")
 _GPU: Final = "nvidia.com/gpu"
-_IGNORED: Final = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "selfLink")
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ def convert(text: str, source: str) -> Converted:
 
     Raises UsageError with a line for each field that a job cannot have.
     """
-    found = [job for part in re.split(r"(?m)^---.*$", text) for job in _jobs_in(mapping(part, source))]
+    objects = [mapping(part, source) for part in re.split(r"(?m)^---.*$", text)]
+    found = [job for job in objects if job.get("kind") == PyTorchJob.kind]
     if len(found) != 1:
         raise UsageError(f"{source}: has {len(found)} PyTorchJobs: expected one")
     conversion = _Conversion(found[0])
@@ -62,17 +66,6 @@ def convert(text: str, source: str) -> Converted:
         raise UsageError.of([UsageError(f"{source}: {line}") for line in dict.fromkeys(conversion.refused)])
     validated(fields, source=source)
     return Converted(fields, [*dict.fromkeys(conversion.notes)])
-
-
-def _jobs_in(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the PyTorchJobs in a document, also those inside of another object, such as an AppWrapper or a List."""
-    if isinstance(value, dict):
-        if value.get("kind") == PyTorchJob.kind and _PODS in (value.get("spec") or {}):
-            yield value
-            return
-        value = [*value.values()]
-    for item in value if isinstance(value, list) else ():
-        yield from _jobs_in(item)
 
 
 class _Conversion:
@@ -111,18 +104,11 @@ class _Conversion:
         if not each:
             self.refused.append(f"spec.{_PODS}: has no pods")
             return fields
-        for path in _differences(each[0][1], each[-1][1]):
-            self.refused.append(f"Master and Worker differ in {path}: all pods of a job are equal")
         replicas = sum(count for count, _ in each)
-        pod = each[-1][1]
-        processes = fields.pop("processes", None)
-        if processes is not None and pod.pop("by_launcher", False):
-            pod.setdefault("processes", processes)
-        pod.pop("by_launcher", None)
-        if sizes := fields.pop("elastic", None):
-            bounds = {kind: replicas if size is None else size for kind, size in sizes.items()}
-            if bounds["min"] < bounds["max"]:
-                fields["elastic"] = bounds
+        first, pod = each[0][1], each[-1][1]
+        different = [name for name in dict.fromkeys([*first, *pod]) if first.get(name) != pod.get(name)]
+        if different:
+            self.refused.append(f"Master and Worker differ in {', '.join(different)}: all pods of a job are equal")
         return {**fields, "replicas": replicas, **pod, "ship": False}
 
     def _of_job(self) -> dict[str, Any]:
@@ -135,7 +121,7 @@ class _Conversion:
             "name": self.metadata.get("name"),
             "queue": own.pop(labels.QUEUE, None),
             "queue_priority": own.pop(labels.QUEUE_PRIORITY, None),
-            "restarts": _first(policy.pop("backoffLimit", None), elastic.pop("maxRestarts", None)),
+            "restarts": policy.pop("backoffLimit", elastic.pop("maxRestarts", None)),
             "deadline": policy.pop("activeDeadlineSeconds", None),
             "ttl": policy.pop("ttlSecondsAfterFinished", None),
         }
@@ -145,9 +131,7 @@ class _Conversion:
             fields["gang"] = "auto"
             self.notes.append("spec.runPolicy.schedulingPolicy became gang: auto, all pods or none")
         sizes = {kind: elastic.pop(f"{kind}Replicas", None) for kind in ("min", "max")}
-        wrong = [kind for kind, size in sizes.items() if not isinstance(size, int | None)]
-        self.refused += [f"spec.elasticPolicy.{kind}Replicas: must be a number (is {sizes[kind]!r})" for kind in wrong]
-        if not wrong and sizes != {"min": None, "max": None}:
+        if sizes["min"] != sizes["max"]:
             fields["elastic"] = sizes
         for name in [key for key in elastic if key.startswith("rdzv") or key == "standalone"]:
             del elastic[name]  # flk's launchers meet by themselves
@@ -155,7 +139,7 @@ class _Conversion:
             self.notes.append(
                 "spec.elasticPolicy.metrics are left out: flk scale JOB changes the number of pods, no autoscaler"
             )
-        processes = _first(self.spec.pop("nprocPerNode", None), elastic.pop("nProcPerNode", None))
+        processes = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
         if str(processes).isdecimal():
             fields["processes"] = int(str(processes))
         annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
@@ -189,7 +173,7 @@ class _Conversion:
         if main or others:
             spec["containers"] = [{"name": PyTorchJob.container, **main}, *others]
         metadata = self._mapping(f"{above}.template.metadata", template.get("metadata"))
-        metadata = {key: value for key, value in metadata.items() if value and key not in _IGNORED}
+        metadata = {key: value for key, value in metadata.items() if value}
         metadata.pop("name", None)
         patch = {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
         if count is not None and not isinstance(count, int):
@@ -201,8 +185,8 @@ class _Conversion:
         """Take what flk has fields for out of the training container."""
         where = f"{path}.containers[{PyTorchJob.container}]"
         image = str(main.pop("image", None) or "")
-        tag = image.rpartition("/")[2].partition(":")[2] or "latest"
-        policy = main.pop("imagePullPolicy", "Always" if tag == "latest" and "@" not in image else "IfNotPresent")
+        tagged = image.rpartition("/")[2].partition(":")[2] not in ("", "latest") or "@" in image
+        policy = main.pop("imagePullPolicy", "IfNotPresent" if tagged else "Always")
         main["ports"] = [
             port
             for port in self._mappings(f"{where}.ports", main.pop("ports", None))
@@ -212,10 +196,8 @@ class _Conversion:
             str(word) for name in ("command", "args") for word in self._items(f"{where}.{name}", main.pop(name, None))
         ]
         folder = main.pop("workingDir", None)
-        folder = None if folder is None else str(folder)
         fields: dict[str, Any] = {"image": image, "image_pull_policy": policy}
         env, kept = self._env(f"{where}.env", main.pop("env", None), fields)
-        processes = fields.pop("processes", None)
         given = self._mapping(f"{where}.resources", main.pop("resources", None))
         amounts = {kind: self._mapping(f"{where}.resources.{kind}", given.get(kind)) for kind in ("limits", "requests")}
         try:
@@ -223,14 +205,10 @@ class _Conversion:
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
-            fields |= _command(words, folder)
+            folder, command = _command(words, None if folder is None else str(folder))
+            fields |= command
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
-        if processes and fields.get("by_launcher"):
-            fields.setdefault("processes", processes)
-        if exported := fields.pop("env", None):
-            env |= exported
-        folder = fields.pop("folder", folder)
         if folder:
             # Ranks start in a folder of their own, where they may write. There they find the files of this one.
             links = f"ln -sf {shlex.quote(folder)}/* ."
@@ -269,60 +247,56 @@ class _Conversion:
         return env, kept
 
 
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _resources(limited: Mapping[str, Any], requested: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the fields for resources. What only limits name is requested too, as in Kubernetes."""
-    limits = {name: str(amount) for name, amount in limited.items()}
-    requests = {**limits, **{name: str(amount) for name, amount in requested.items()}}
-    storage = "ephemeral-storage"
-    if storage in limits and requests[storage] != limits[storage]:
-        requests[storage] = limits[storage]
-        notes.append(f"{storage} is requested as its limit, {limits[storage]}: a job has one amount for both")
-    notes += [
-        f"{name} gets its request as its limit, {requests[name]}"
-        for name in ("memory", storage)
-        if name in requests and name not in limits
-    ]
+    amounts = {name: str(amount) for name, amount in {**limits, **requests}.items()}
     resources: dict[str, Any] = {}
     for name in ("cpu", "memory", "ephemeral-storage"):
-        if name in requests:
-            resources[name.replace("-", "_")] = requests.pop(name)
-    for name in ("cpu", "memory"):
-        if name in limits and (name == "cpu" or limits[name] != resources[name]):
-            resources[f"{name}_limit"] = limits[name]
-    if wrong := next((name for name, amount in requests.items() if not amount.isdecimal()), None):
-        raise ValueError(f"{wrong}: must be a number (is {requests[wrong]!r})")
-    if _GPU in requests:
-        resources["gpu"] = int(requests.pop(_GPU))
-    if requests:
-        resources["extended"] = {name: int(amount) for name, amount in requests.items()}
+        if name not in amounts:
+            continue
+        amount = amounts.pop(name)
+        resources[name.replace("-", "_")] = amount
+        limit = str(limits.get(name, amount))
+        if name == "cpu" and name in limits:
+            resources["cpu_limit"] = limit
+        elif name == "memory" and limit != amount:
+            resources["memory_limit"] = limit
+        elif name == "ephemeral-storage" and limit != amount:
+            raise ValueError(f"{name}: a job has one amount for request and limit (are {amount} and {limit})")
+        if name != "cpu" and name not in limits:
+            notes.append(f"{name} gets its request as its limit, {amount}")
+    if wrong := next((name for name, amount in amounts.items() if not amount.isdecimal()), None):
+        raise ValueError(f"{wrong}: must be a number (is {amounts[wrong]!r})")
+    if _GPU in amounts:
+        resources["gpu"] = int(amounts.pop(_GPU))
+    if amounts:
+        resources["extended"] = {name: int(amount) for name, amount in amounts.items()}
     return {"resources": resources} if resources else {}
 
 
-def _command(words: list[str], folder: str | None) -> dict[str, Any]:
-    """Return the fields for a container's command: ``command``, and where it says so ``processes``, ``setup``, ``env``.
+def _command(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Return the folder in which a container's command runs, and the fields for it.
 
-    Raises ValueError, which says why it cannot be the command of a job.
+    These are ``command``, and where it says so ``processes``, ``setup`` and others. Raises ValueError, which says why
+    it cannot be the command of a job.
     """
     if not words:
         raise ValueError("is that of the image, which flk does not know: write it into the manifest")
+    setup, dynamic = dict[str, Any](), frozenset("$")
     if _SHELL.fullmatch(words[0]):
-        return _shell(words, folder)
-    processes: dict[str, Any] = {"processes": 1}
-    if words[0] == "accelerate" and words[1:2] == ["launch"]:
-        _refuse_variables(words)
-        return {"command": ["-m", "flk_hosts.accelerate_launch", *words[2:]], "by_launcher": True}
-    if _is_torchrun(words[0]):
-        processes, words = _torchrun(words[1:])
+        folder, setup, words = _shell(words, folder)
+        dynamic = _DYNAMIC
+    fields: dict[str, Any] = {"processes": 1}
+    if words[:2] == ["accelerate", "launch"]:
+        fields, words = {}, ["-m", "flk_hosts.accelerate_launch", *words[2:]]
     elif _PYTHON.fullmatch(words[0]):
         words = words[1:]
         while words and words[0] in ("-u", "-O", "-B", "-s"):
             words = words[1:]
         if words[:1] == ["-m"] and words[1:2] and words[1] in _LAUNCHERS:
-            processes, words = _torchrun(words[2:])
+            fields, words = _torchrun(words[2:])
+    elif PurePosixPath(words[0]).name == "torchrun":
+        fields, words = _torchrun(words[1:])
     elif words[0].startswith("-"):
         raise ValueError(
             "has arguments only, of the program that the image starts: write its command into the manifest"
@@ -333,26 +307,20 @@ def _command(words: list[str], folder: str | None) -> dict[str, Any]:
         )
     if not words or (words[0] != "-m" and words[0].startswith("-")):
         raise ValueError("has no script and no module")
+    if changed := next((word for word in words if dynamic & {*word}), None):
+        raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
     if words[0] != "-m" and not words[0].startswith("/"):
         if folder is None:
             raise ValueError(
                 f"{words[0]} is relative to the WORKDIR of the image: add workingDir, or name its whole path"
             )
         words = [str(PurePosixPath(folder) / words[0]), *words[1:]]
-    _refuse_variables(words)
-    return {"command": words, **processes}
-
-
-def _refuse_variables(words: list[str]) -> None:
-    if dynamic := next((word for word in words if "$" in word), None):
-        raise ValueError(
-            f"{dynamic}: a job's arguments are as they are written, and nothing replaces variables in them"
-        )
+    return folder, {"command": words, **fields, **setup}
 
 
 def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields that torchrun's options become, and the script with its arguments."""
-    fields: dict[str, Any] = {"by_launcher": True}
+    fields: dict[str, Any] = {}
     module = False
     while words and words[0].startswith("-"):
         option, _, value = words[0].partition("=")
@@ -366,106 +334,49 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             value, words = words[0] if words else "", words[1:]
         if option == "--nproc-per-node" and value.isdecimal():
             fields["processes"] = int(value)
+        elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
+            raise ValueError(f"{option}: must be a number (is {value!r})")
         elif option == "--max-restarts":
-            if not value.isdecimal():
-                raise ValueError(f"{option}: must be a number (is {value!r})")
-            fields["restarts"] = int(value)
+            fields["restarts"] = int(value) if value.isdecimal() else value
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
             fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
     return fields, (["-m", *words] if module else words)
 
 
-def _shell(words: list[str], start: str | None) -> dict[str, Any]:
-    """Return the fields for ``sh -c TEXT``: the last command is the script's, and those before it are the setup."""
-    flags = [word for word in words[1:-1] if not re.fullmatch(r"-\w+|--login", word)]
-    if not any(re.fullmatch(r"-\w*c", word) for word in words[1:-1]):
+def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any], list[str]]:
+    """Return the folder, the setup and the command of ``sh -c TEXT``: the last command, which those before set up.
+
+    A ``cd`` that comes first is the folder. Raises ValueError for any other program of a shell.
+    """
+    *options, text = words[1:] or [""]
+    if not options or not all(re.fullmatch(r"-\w+", word) for word in options) or not options[-1].endswith("c"):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    if flags:
-        raise ValueError("is a shell with more than one text: put the commands into one")
-    text = words[-1].replace("\\\n", " ").strip()
-    commands = [
-        part.strip() for part in re.split(r"&&|\n|;", text) if part.strip() and not part.strip().startswith("#")
-    ]
-    if not commands:
-        raise ValueError("is a shell without commands")
-    *before, last = commands
-    env: dict[str, str] = {}
-    folder = start
-    setup = text[: text.rindex(last)].rstrip("&; \n")
+    text = text.replace("\\\n", " ").strip()
+    if first := _CD.match(text):
+        folder, text = first[1], text[first.end() :]
+    commands = [part.strip() for part in re.split(r"&&|\n|;", text)]
+    *before, last = [part for part in commands if part and not part.startswith("#")] or [""]
     try:
-        pieces = [*_without_variables(shlex.split(last.removeprefix("exec ")))]
-        words_before = [parts for command in before if (parts := shlex.split(command))]
+        command = shlex.split(last.removeprefix("exec "))
+        parts_before = [parts for part in before if (parts := shlex.split(part))]
     except ValueError:  # of a text with quotes over several commands
-        pieces, words_before = ["("], []
-    if any(map(_DYNAMIC.search, pieces)) or any(command.split()[0] in _COMPOUND for command in commands):
+        command = []
+    if not command or _BACKGROUND.search(text):
         raise ValueError("is a shell program of its own: name the script and its arguments, and give the rest as setup")
-    for parts in words_before:
-        _refuse_of_shell(parts)
-        if parts[0] == "cd":
-            folder = str(PurePosixPath(folder or "/") / parts[1])
-        elif parts[0] == "export":
-            env |= dict(part.split("=", 1) for part in parts[1:])
-    fields = _command(pieces, folder)
-    if any(parts[0] not in ("cd", "export", "set", "echo") for parts in words_before):
-        setup = f"cd {shlex.quote(start)}\n{setup}" if start else setup
-        # /bin/sh runs a setup: another shell, or one with options, is named.
-        plain = words[0].rpartition("/")[2] == "sh" and words[1:-1] == ["-c"]
-        fields["setup"] = setup if plain else shlex.join([*words[:-1], setup])
-    return {**fields, **({"env": env} if env else {}), **({"folder": folder} if folder else {})}
-
-
-def _refuse_of_shell(parts: list[str]) -> None:
-    """Raise ValueError for a command before the script that starts ranks, or whose effect ends with its shell."""
-    if _starts_with_torchrun(parts) or parts[:2] == ["accelerate", "launch"]:
-        raise ValueError(f"{' '.join(parts)}: a training before the last command: make a job of each")
-    lost = parts[0] in _OF_ITSELF or parts[1:2] == ["activate"]
-    if parts[0] == "cd":
-        lost = len(parts) != 2 or parts[1].startswith("-") or bool(_EXPANDED.search(parts[1]))
-    elif parts[0] == "export":
-        lost = any("=" not in part or _EXPANDED.search(part) for part in parts[1:])
-    if lost:
-        raise ValueError(f"{' '.join(parts)}: ranks do not see what a shell before them computes")
-
-
-def _is_torchrun(program: str) -> bool:
-    return PurePosixPath(program).name == "torchrun"
-
-
-def _starts_with_torchrun(words: list[str]) -> bool:
-    """Return whether a command begins with torchrun, or with its module in Python."""
-    return bool(words) and (_is_torchrun(words[0]) or any(word in _LAUNCHERS for word in words[:4]))
-
-
-def _without_variables(words: list[str]) -> Iterator[str]:
-    """Yield the words; of torchrun's options, values that are variables count as any value, since flk sets them."""
-    in_options = _starts_with_torchrun(words)
-    for word in words:
-        in_options = in_options and not word.endswith(".py")
-        yield re.sub(r"\$\{?\w+\}?", "auto", word) if in_options else word
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the paths at which two values differ, the deepest ones."""
-    if one == other:
-        return []
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = dict.fromkeys([*one, *other])
-        return [p for key in keys for p in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
-    return [path]
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as such."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+    for parts in parts_before:
+        lost = "=" in parts[0] or parts[1:2] == ["activate"]
+        if lost or {*parts[:1], PurePosixPath(parts[0]).name} & _OF_SHELLS or {*_LAUNCHERS} & {*parts}:
+            raise ValueError(
+                f"{' '.join(parts)}: ranks do not see what a shell before them does: give it as env or workingDir"
+            )
+    if all(parts[0] in ("set", "echo") for parts in parts_before):
+        return folder, {}, command
+    setup = text[: text.rindex(last)].rstrip("&; \n")
+    setup = f"cd {shlex.quote(folder)}\n{setup}" if folder else setup
+    return folder, {"setup": shlex.join([*words[:-1], setup])}, command
 
 
 def job_file(converted: Converted) -> str:
     """Return the text of a job file, which begins with the notes as comments."""
     comments = "".join(f"# {note}\n" for note in converted.notes)
-    return comments + yaml.dump(converted.fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return comments + dumped([converted.fields])

@@ -149,10 +149,16 @@ def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
         head.append(f"# fabric {fabric.name}: {fabric.description}. Values from: {fabric.source}.")
         if fabric.needs:
             head.append(f"# It also needs {fabric.needs}.")
-    text = yaml.dump_all(
-        manifests, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**31 - 1
+    return "\n".join(head) + "\n" + dumped(manifests)
+
+
+def dumped(documents: list[dict[str, Any]]) -> str:
+    """Return mappings as YAML documents in which every parser reads the same."""
+    return str(
+        yaml.dump_all(
+            documents, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**31 - 1
+        )
     )
-    return "\n".join(head) + "\n" + text
 
 
 def to_json(manifests: list[dict[str, Any]]) -> str:

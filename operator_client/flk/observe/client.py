@@ -252,13 +252,9 @@ class JobClient:
         where = RequestTarget(PODS, None if all_namespaces else self.namespace)
         return self.api.list_all(where, {"labelSelector": target.pod_selector("")})[0]
 
-    def find_pod(self, name: str) -> Object | None:
-        """Return the pod of that name, None if there is none."""
-        return self.find(PODS, name)
-
     def get_pod(self, name: str, job: str) -> Object:
         """Return the pod of that name. Raises ApiError if there is none: it may have gone since its job was read."""
-        pod = self.find_pod(name)
+        pod = self.find(PODS, name)
         if pod is None:
             raise ApiError(f"pod {name} does not exist", hint=f"{self.commands.flk('why', job)} says why", status=404)
         return pod
@@ -291,19 +287,8 @@ class JobClient:
         ]
 
     def list_deployments(self, controller: Controller) -> list[Object]:
-        """Return a controller's Deployments in all namespaces, or in its usual one where the user may not read all.
-
-        Raises ForbiddenError where the user may read neither.
-        """
-        query = {"labelSelector": controller.selector}
-        try:
-            return self.api.list_all(RequestTarget(DEPLOYMENTS), query)[0]
-        except ForbiddenError:
-            try:
-                return self.api.list_all(RequestTarget(DEPLOYMENTS, controller.namespace), query)[0]
-            except ForbiddenError:
-                pass  # the first error says more: that it is about all namespaces
-            raise
+        """Return a controller's Deployments in all namespaces. Raises ForbiddenError for users who may not list."""
+        return self.api.list_all(RequestTarget(DEPLOYMENTS), {"labelSelector": controller.selector})[0]
 
     def stream_log(
         self, pod: Object, idle: float, *, container: str = "", **options: Any

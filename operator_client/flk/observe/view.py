@@ -419,11 +419,6 @@ class JobView:
         """Return a command of kubectl about what has no namespace."""
         return self.commands.kubectl(words, namespaced=False)
 
-    @property
-    def describe(self) -> str:
-        """The command of kubectl that describes the job's object."""
-        return self.kubectl(f"describe {self.target.kind.lower()} {self.name}")
-
     def killed_by_memory_limit(self, pod_name: str, since: float) -> bool:
         """Return whether the container of a pod was killed at its memory limit after ``since``."""
         if any(was_killed_by_memory_limit(pod) for pod in self._pods_named(pod_name)):

@@ -13,9 +13,6 @@ from flk_runtime.contract.quantities import DURATION_UNITS
 QUANTITY: Final = re.compile(
     r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE]?)", re.ASCII
 )
-_SPELT_OTHERWISE: Final = re.compile(
-    r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,9})?) ?(?P<letter>[kmgtpe])(?P<i>i?)(?:b|bytes?)?", re.ASCII | re.IGNORECASE
-)
 _SCALES: Final = {
     "": Decimal(1),
     **{
@@ -60,7 +57,7 @@ LEAST_MEMORY: Final = 2**20  # bytes: with less, nothing starts, and gigabytes a
 
 def memory(text: str) -> str:
     """Return an amount of memory unchanged. Raises ValueError unless it is a whole number of bytes of 1Mi or more."""
-    value = parse_quantity(text, f"a number of bytes like 512Mi or 16Gi{_meant(text)}")
+    value = parse_quantity(text, "a number of bytes like 512Mi or 16Gi")
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
     if value % 1:
@@ -70,15 +67,6 @@ def memory(text: str) -> str:
     if value < LEAST_MEMORY:
         raise ValueError(f"must be at least 1Mi; without a unit it is a number of bytes (is {text!r})")
     return text
-
-
-def _meant(text: str) -> str:
-    """Return what a number of bytes in another spelling should be, as ``16G`` for ``16 GB``; empty if it is none."""
-    match = _SPELT_OTHERWISE.fullmatch(text)
-    if not match:
-        return ""
-    letter, binary = match["letter"].upper(), "i" if match["i"] else ""
-    return f", here {match['number']}{'k' if letter == 'K' and not binary else letter}{binary}"
 
 
 def bytes_text(value: float | None) -> str:

@@ -143,11 +143,6 @@ def _hint(detail: Any, path: str, model: type[BaseModel], *, with_path: bool) ->
     if detail["type"] == "string_type" and isinstance(value, int | float):
         # Not the value itself: YAML may have changed it, 1.10 to 1.1 for instance.
         return "put the value in quotes"
-    if detail["type"] == "int_type" and isinstance(value, str):
-        if re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", value):
-            return "write it without quotes"
-        if re.fullmatch(r"[-+]?[0-9][0-9_]*", value):
-            return "write it with digits only and without a leading zero"
     return ""
 
 

@@ -27,10 +27,10 @@ from flk.jobs.lifecycle.suspension import (
     stopping_hint,
     wait_for_pods_to_end,
 )
-from flk.kube import Object, RequestTarget
+from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import view_job
-from flk.observe.resources import CONFIG_MAPS, NODES, POD_GROUPS, SERVICES
+from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, SERVICES
 from flk.spec import labels
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -67,14 +67,7 @@ def restart(
             f"the pods of this {job['kind']} cannot be given other nodes: flk has not made it",
             hint="delete it, change the affinity in its own manifest, and create it anew",
         )
-    _report_absent(client, avoid, report)
     view = view_job(client, name)
-    for quarantined in view.quarantine:
-        if quarantined.node not in avoid:
-            report(
-                f"node {quarantined.node} is in quarantine: {quarantined.reason}; --avoid-node {quarantined.node} "
-                "has the pods avoid it"
-            )
     placed = avoiding(job, avoid)
     if queue_of(job):  # of one that has ended, Kueue has changed the pods in ways that are not undone
         again = f"{client.commands.flk('delete', name)}, and submit it again" if end_of(job) else stopping_hint(client)
@@ -110,16 +103,6 @@ def avoiding(job: Object, nodes: Sequence[str]) -> Object:
             fields = term.get("matchFields") or []
             term["matchFields"] = [*fields, *(field for field in added if field not in fields)]
     return placed
-
-
-def _report_absent(client: JobClient, nodes: Sequence[str], report: Callable[[str], None]) -> None:
-    """``report`` each of the nodes that is not in the cluster: its name may be wrong."""
-    for name in nodes:
-        try:
-            client.api.call("get", RequestTarget(NODES, None, name))
-        except ApiError as error:
-            if error.status == 404:
-                report(f"there is no node {name} in the cluster now")
 
 
 def _recreate(client: JobClient, job: Object, timeout: float | None, report: Callable[[str], None]) -> str:

@@ -332,20 +332,6 @@ def changeable_job(client: JobClient, name: str) -> Object:
     return job
 
 
-def _refuse_to_lose_shards(view: JobView, lose_progress: bool, report: Callable[[str], None]) -> None:
-    """Raise UsageError if a job that has run may lose the only copies of a shard with several of its pods."""
-    if not lost_with_pods(view):
-        return
-    lost = (
-        f"job {view.name} keeps its checkpoints only in the memory of its pods, and pods that end together may hold "
-        "the only copies of a part: it may start again at step 0, unless its script saves elsewhere"
-    )
-    if not lose_progress:
-        hint = "take away one pod at a time, and wait until the others train; --lose-progress takes them all the same"
-        raise UsageError(lost, hint=hint)
-    report(lost)
-
-
 def scale(
     client: JobClient,
     name: str,
@@ -369,7 +355,7 @@ def scale(
     if not state.min_size <= pods <= state.max_size:
         raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
     if state.replicas - pods > 1 and loses_checkpoints(job):
-        _refuse_to_lose_shards(view_job(client, name), lose_progress, report)
+        refuse_to_lose(view_job(client, name), lose_progress, report)
     if pods != state.replicas:
         change_job(client, job, target_of(job).scaling(job, pods))
     return state.replicas

@@ -115,8 +115,6 @@ def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[L
 
 def _unanswered(chosen: LineFilter) -> str:
     """Return the option that kept lines do not answer; empty if there is none."""
-    if chosen.options.previous:
-        return "--previous"
     return "--container" if chosen.options.container not in ("", chosen.container) else ""
 
 
@@ -144,8 +142,8 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, read: dict[
             unread.setdefault(f"a log that cannot be read: {str(lines).replace(name, 'POD')}", []).append(name)
             continue
         readable = True
-        if isinstance(lines, ApiError):  # its container has not started, or was never restarted
-            unread.setdefault("no log of an earlier container" if options.previous else "no log", []).append(name)
+        if isinstance(lines, ApiError):  # its container has not started
+            unread.setdefault("no log", []).append(name)
             continue
         if options.of_ranks and not options.cuts:
             read[name] = lines

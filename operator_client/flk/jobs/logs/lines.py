@@ -33,20 +33,18 @@ class LogOptions:
     pods: frozenset[str] = frozenset()  # names or indexes of pods; empty: all
     tail: int | None = None  # number of lines of each pod to begin with
     since: int | None = None  # only lines of the last so many seconds
-    previous: bool = False  # of the container before the last restart
     container: str = ""  # of the pods; empty: the one that trains
     fold: bool = False  # show equal lines of several ranks as one
-    raw: bool = False  # keep control characters and flk's records
     colour: bool = False  # keep ANSI colours
 
     def query(self) -> dict[str, Any]:
         """Return the API's options for the first request of a log."""
         tail = self.tail + _RECORDS if self.tail else self.tail
-        return {"tailLines": tail, "sinceSeconds": self.since, "previous": self.previous}
+        return {"tailLines": tail, "sinceSeconds": self.since}
 
     def last(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the last ones of times and texts, as many as ``tail`` says; records count only if they are shown."""
-        counted = [index for index, (_, text) in enumerate(lines) if self.raw or not log_format.is_record(text)]
+        """Return the last ones of times and texts, as many as ``tail`` says, without counting records."""
+        counted = [index for index, (_, text) in enumerate(lines) if not log_format.is_record(text)]
         if self.tail is None or len(counted) <= self.tail:
             return lines
         return lines[counted[-self.tail] if self.tail else len(lines) :]
@@ -65,7 +63,7 @@ class LogOptions:
     @property
     def of_ranks(self) -> bool:
         """Whether the lines are the ranks', which are kept as evidence."""
-        return not self.container and not self.previous
+        return not self.container
 
 
 @dataclass(frozen=True)
@@ -195,21 +193,20 @@ class PodLines:
         if number is not None:
             self._attempt = number
             # The launcher of pod 0 announces attempts in words.
-            if number > 1 and (options.ranks or (options.pods and self._index)) and not options.raw:
+            if number > 1 and (options.ranks or (options.pods and self._index)):
                 begun = LogLine(f"attempt {number}", tag=launcher, **self._where(time))
                 if not options.ranks or self._chosen.fixed_ranks:
                     return begun
                 self._begun = begun  # whether a chosen rank is in this pod now, its first line tells
                 return None
-        if log_format.is_record(text) and not options.raw:
+        if log_format.is_record(text):
             return None
         match = _TAG.match(text)
         rank = int(match[2]) if match and match[1] == "rank" else None
         if options.ranks and match and rank not in options.ranks:
             return None
         tag, message = (match[0], text[match.end() :]) if match else (launcher, text)
-        if not options.raw:
-            message = printable(message, colour=options.colour)
+        message = printable(message, colour=options.colour)
         return LogLine(message, tag=tag, rank=rank, **self._where(time))
 
     def _where(self, time: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from flk.kube.watch import STARTING, WHILE_STARTING
 from flk.observe.client import JobClient
 from flk.observe.pods import phase_of
 from flk.observe.progress import split_stamp
+from flk.observe.resources import PODS
 
 IDLE: Final = 240.0  # seconds without a line after which a log is requested again: its connection may be dead
 _BACKOFFS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between requests that bring no new line
@@ -167,7 +168,7 @@ class PodLog:
     def _container(self) -> _Container:
         """Return how the container is, as far as is known. Raises ApiError if the API server refuses to tell."""
         try:
-            pod = self._client.find_pod(self.name)
+            pod = self._client.find(PODS, self.name)
         except ApiError as error:
             if error.status in WHILE_STARTING:
                 raise

@@ -314,11 +314,6 @@ def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: 
     assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
 
 
-def test_init_leaves_no_file_behind_that_it_could_not_write(tmp_path: Path) -> None:
-    assert shell("ulimit -f 0; $FLK init", tmp_path) == (2, "error: cannot write flk.yaml: file too large\n")
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["train.py"]
-
-
 def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
     named = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"  # or Typer looks which shell has started the command
     code, stderr = shell(f"HOME=/dev/null {named} $FLK --install-completion bash", tmp_path)

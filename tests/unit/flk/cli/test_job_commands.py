@@ -175,9 +175,8 @@ def with_log(fake: Any) -> Any:
     return fake
 
 
-def test_logs_raw_keeps_control_characters(with_log: Any, run: Run) -> None:
+def test_logs_hide_control_characters(with_log: Any, run: Run) -> None:
     assert "\x1b[31mtwo" not in run("logs", "gpt", "--no-follow")[1]
-    assert "\x1b[31mtwo" in run("logs", "gpt", "--no-follow", "--raw")[1]
 
 
 # status, list

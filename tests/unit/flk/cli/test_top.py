@@ -49,7 +49,7 @@ def test_elsewhere_than_on_a_terminal_the_view_is_printed_once(
     launched().add_to(fake)
     assert top("gpt") is None
     out = capsys.readouterr().out
-    assert "step 40 of 100   40%   0.5 s/step   30s left" in out
+    assert "step 40 of 100   0.5 s/step   64 samples/s   loss 2.5   30s left" in out
     assert "\x1b" not in out
 
 

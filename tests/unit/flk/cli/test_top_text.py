@@ -77,9 +77,6 @@ def text(lines: list[Line]) -> str:
     return "".join(f"{marks[line.style]} {line.text}\n" for line in lines)
 
 
-EVENTS = [(NOW - 20.0, "attempt 2 began after: rank 1 was killed"), (NOW - 5.0, "Created: \x1b[31mpod")]
-
-
 def test_a_loss_that_is_no_number_is_said() -> None:
     found = replace(telemetry(), diverged=1200)
     assert "! the loss is infinite or no number since step 1,200" in text(job_lines(TopData(state(), NOW, found), 100))
@@ -87,7 +84,7 @@ def test_a_loss_that_is_no_number_is_said() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
-    lines = job_lines(TopData(state(), NOW, telemetry(), events=EVENTS), width)
+    lines = job_lines(TopData(state(), NOW, telemetry()), width)
     assert max(len(line.text) for line in lines) <= width
     assert text(lines) == snapshot
 
@@ -147,21 +144,10 @@ def test_the_pace_comes_from_telemetry_before_metrics() -> None:
     assert pace_of(state(), Telemetry(NOW)) is None
 
 
-def test_two_samples_at_nearly_the_same_time_are_no_peak_of_the_throughput() -> None:
-    history = [Sample(NOW + each, 0, 10 * each) for each in range(8)]
-    history.insert(4, Sample(NOW + 3.02, 0, 34))
+def test_a_job_that_tells_only_steps_has_their_rate_as_throughput() -> None:
+    history = [Sample(NOW + each, 0, 10 + each, step_seconds=each or None) for each in range(4)]
     lines = [line.text for line in job_lines(TopData(running(), NOW, Telemetry(NOW, 0, 100, history)), 80)]
-    assert [line for line in lines if line.startswith("steps/s 10 ")] == [f"{'steps/s 10':22} ▄▄▄▄▄▄ ▄"]
-
-
-def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_measured_last() -> None:
-    history = [Sample(NOW + each, 0, 10 + each * each, step_seconds=0.5 if each == 1 else None) for each in range(4)]
-    found = Telemetry(NOW, 0, 100, history)
-    pace = pace_of(running(), found)
-    assert pace is not None
-    assert pace.step_time == 0.5
-    lines = [line.text for line in job_lines(TopData(running(), NOW, found), 80)]
-    assert [line for line in lines if line.startswith("steps/s 5 ")] == [f"{'steps/s 5':22} ▁▅█"]
+    assert [line for line in lines if line.startswith("steps/s 0.3333 ")] == [f"{'steps/s 0.3333':22} █▃▁"]
 
 
 def axis_of(*times: float) -> str:

@@ -20,7 +20,6 @@ from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 POD = "gpt-worker-1"
-INVALID = "PyTorchJob failed validation because it has no replicas"
 FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeError", "bad shard", "Traceback\n…")
 
 
@@ -147,10 +146,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         f"{POD} installs packages for ",
     ),
     "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
-    "JobInvalid": (
-        lambda: JobBuilder().event("PyTorchJobFailedValidation", INVALID).view(),
-        "the training operator refuses the job: it has no replicas",
-    ),
     "OperatorNotRunning": (
         without_operator,
         "the training operator is scaled to 0 pods, so nothing creates gpt-worker-1",
@@ -306,13 +301,6 @@ def test_a_preempted_pod_whose_replacement_has_no_place_was_preempted() -> None:
 
 def test_a_pod_that_was_created_again_twice_is_in_no_loop() -> None:
     assert [finding.code for finding in find(restarted(2).view())] == []
-
-
-def test_a_job_that_the_operator_refuses_is_stuck_until_it_has_pods() -> None:
-    job = JobBuilder().event("PyTorchJobFailedValidation", INVALID)
-    state = job.state()
-    assert (state.phase, state.code, state.reason) == (Phase.STUCK, ExitCode.USAGE, "JobInvalid")
-    assert job.all("pod").state().reason == ""  # somebody has corrected it
 
 
 def test_every_cause_has_a_test() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from flk.errors import ApiError, FlkError, UnreachableError
 from flk.jobs import live as module
 from flk.jobs.live import LiveJob
-from flk.jobs.state import Phase, State
+from flk.jobs.state import State
 from flk.observe.client import JobClient
-from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import NOW, JobBuilder
@@ -32,35 +30,6 @@ def live(fake: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch)
         return LiveJob(JobClient.connect(), "gpt", builder.state(), read)
 
     return make
-
-
-def later(state: State) -> State:
-    """The state after a rank was killed: its pod has failed, and attempt 2 began."""
-    builder = JobBuilder(2).pod(0).ended(1, 137)
-    builder.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 50, NOW - 20), Attempt(1, NOW - 18)])
-    return builder.state()
-
-
-def test_what_is_new_in_a_state_becomes_events(live: Callable[..., LiveJob]) -> None:
-    job = live()
-    job.note_state(replace(job.state, phase=Phase.RESTARTING))
-    job.note_state(later(job.state))
-    texts = [text for _, text in job.events]
-    assert "the job is restarting" in texts
-    assert "attempt 2 began" in texts
-    assert "gpt-worker-1 was Running and is Failed (Error)" in texts
-    count = len(job.events)
-    job.note_state(job.state)
-    known = job.state
-    job.note_state(replace(known, attempts=[]))
-    job.note_state(known)
-    assert len(job.events) == count
-
-
-def test_attempts_that_began_before_the_view_are_events(live: Callable[..., LiveJob]) -> None:
-    job = live()
-    again = LiveJob(job._client, "gpt", later(job.state), job._read)
-    assert [text for _, text in again.events] == ["attempt 1 began", "attempt 2 began"]
 
 
 def test_it_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:

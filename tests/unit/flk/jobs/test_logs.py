@@ -146,7 +146,6 @@ def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, client: JobClie
     text = b'[pod 0] flk-record {"outcome":"running"}\nSegmentation fault\n[rank 1] \x1b[1mx\n'
     fake.logs["gpt-worker-0"] = queue_of(text, text)
     assert [one.text for one in dump(client, "gpt", LogOptions())] == ["[pod 0] Segmentation fault", "[rank 1] x"]
-    assert len(list(dump(client, "gpt", LogOptions(raw=True)))) == 3
 
 
 def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, client: JobClient) -> None:
@@ -284,7 +283,7 @@ def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, clien
     add_job(fake, 1, "Running")
     fake.written["gpt-worker-0"] = "[rank 0] hello\n"
     closed = Closed(6)
-    lines, log = read(client, client.find_pod("gpt-worker-0"), closed)
+    lines, log = read(client, client.get_pod("gpt-worker-0", "gpt"), closed)
     assert lines == ["[rank 0] hello"]
     assert closed.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0]
     assert (log.error, log.complete) == (None, False)
@@ -296,7 +295,7 @@ def test_credentials_that_are_refused_for_long_end_the_reading(
 ) -> None:
     """An API server that has just started refuses them for a while."""
     add_job(fake, 1, "Running")
-    pod = client.find_pod("gpt-worker-0")
+    pod = client.get_pod("gpt-worker-0", "gpt")
     for path in (f"{PODS}/gpt-worker-0", f"{PODS}/gpt-worker-0/log"):
         fake.refused[path] = (401, "")
     if expired:
@@ -325,7 +324,7 @@ def test_what_a_starting_api_server_refuses_is_asked_again_for_a_while(
 
     if lasts:
         monkeypatch.setattr("flk.jobs.logs.reader.STARTING", 0.0)
-    lines, read_log = read(client, client.find_pod("gpt-worker-0"), Closed(4, restart))
+    lines, read_log = read(client, client.get_pod("gpt-worker-0", "gpt"), Closed(4, restart))
     assert lines == ["[rank 0] one"] + ["[rank 0] two"] * (not lasts)
     assert read_log.complete == lasts
     assert getattr(read_log.error, "status", None) == (status if lasts and status != 404 else None)
@@ -334,7 +333,7 @@ def test_what_a_starting_api_server_refuses_is_asked_again_for_a_while(
 @pytest.mark.parametrize("path", ["", "/log"])
 def test_a_user_who_may_not_read_logs_is_told_at_once(fake: Any, client: JobClient, path: str) -> None:
     add_job(fake, 1, "Running")
-    pod, closed = client.find_pod("gpt-worker-0"), Closed(9)
+    pod, closed = client.get_pod("gpt-worker-0", "gpt"), Closed(9)
     fake.refused[f"{PODS}/gpt-worker-0{path}"] = (403, 'User "anna" cannot get resource "pods"')
     _, log = read(client, pod, closed)
     assert isinstance(log.error, ForbiddenError)
@@ -344,7 +343,7 @@ def test_a_user_who_may_not_read_logs_is_told_at_once(fake: Any, client: JobClie
 @pytest.mark.parametrize("gone", ["", "pod", "log"])
 def test_a_last_line_without_an_end_comes_whole_and_once(fake: Any, client: JobClient, gone: str) -> None:
     add_job(fake, 1, "Running")
-    pod, first = client.find_pod("gpt-worker-0"), line(1, "[rank 0] one") + b"\n"
+    pod, first = client.get_pod("gpt-worker-0", "gpt"), line(1, "[rank 0] one") + b"\n"
     running = first + line(2, "[rank 0] last") + b" words" * bool(gone)
     fake.logs["gpt-worker-0"] = queue_of(running, running, first + line(2, "[rank 0] last words"))
 
@@ -388,7 +387,7 @@ def test_lines_of_a_gap_after_which_a_quiet_log_is_requested_again_are_not_left_
     def pass_time(pause: int) -> None:
         fake.date = f"Thu, 01 Jan 2026 00:0{pause + 1}:40 GMT"
 
-    lines, _ = read(client, client.find_pod("gpt-worker-0"), Closed(3, pass_time), **options)
+    lines, _ = read(client, client.get_pod("gpt-worker-0", "gpt"), Closed(3, pass_time), **options)
     assert lines == ["[rank 0] at last"]
     _, *later = (request.query for request in fake.requests if request.path.endswith("/log"))
     assert [query.get("sinceTime") for query in later] == [since, since]
@@ -403,13 +402,13 @@ def test_the_first_request_of_a_log_that_fails_leaves_out_no_line_of_the_time_si
     fake.refused[f"{PODS}/gpt-worker-0/log"] = (500, "no route to host")
     fake.logs["gpt-worker-0"] = queue_of(b"2026-01-01T00:01:50.5Z [rank 0] hello\n")
     closed = Closed(2, lambda pause: fake.refused.clear())
-    assert read(client, client.find_pod("gpt-worker-0"), closed, tail=0)[0] == ["[rank 0] hello"]
+    assert read(client, client.get_pod("gpt-worker-0", "gpt"), closed, tail=0)[0] == ["[rank 0] hello"]
     assert fake.requests[-1].query["sinceTime"] == "2026-01-01T00:01:40Z"
 
 
 def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client: JobClient) -> None:
     add_job(fake, 1, "Running")
-    old = client.find_pod("gpt-worker-0")
+    old = client.get_pod("gpt-worker-0", "gpt")
     assert old is not None
     fake.objects[PODS]["gpt-worker-0"] = {**old, "metadata": {**old["metadata"], "uid": "another"}}
     fake.written["gpt-worker-0"] = "[rank 0] of the new pod\n"
@@ -569,7 +568,6 @@ def test_a_record_is_no_line_of_the_tail(
     told = f"[pod 0] {RECORD_MARKER}{record(None).to_json()}\n"
     fake.written["gpt-worker-0"] = "".join(f"[rank 0] {number}\n" for number in range(3)) + told
     assert [one.message for one in read(client, "gpt", LogOptions(**options))] == ["0", "1", "2"][3 - count :]
-    assert len(list(read(client, "gpt", LogOptions(tail=1, raw=True)))) == 1
 
 
 # What is kept
@@ -610,7 +608,7 @@ def test_a_secret_across_the_end_of_a_long_line_is_not_kept(fake: Any, client: J
 
 @pytest.mark.parametrize(
     ("options", "option"),
-    [(LogOptions(container="sidecar"), "--container"), (LogOptions(previous=True), "--previous")],
+    [(LogOptions(container="sidecar"), "--container")],
 )
 def test_options_that_no_kept_line_answers_are_refused(
     fake: Any, client: JobClient, options: LogOptions, option: str

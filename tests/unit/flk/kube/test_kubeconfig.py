@@ -235,7 +235,6 @@ def test_any_value_of_a_kubeconfig_is_taken_or_refused_in_one_line(use: Any, mon
         (plugin("", command="no-such-plugin", installHint="get it here"), "no-such-plugin.* get it here"),
         (with_user(tokenFile="/nowhere/token"), "the token file /nowhere/token of context here cannot be read"),
         (with_user(**{"auth-provider": {"name": "oidc"}}), r"has auth-provider, which flk does not .* \(exec\)"),
-        (with_user(token="t", **{"as-groups": ["dev"]}), "impersonates a group"),
         (with_user(**{"as": "ada", "as-uid": "7"}), "has as-uid, which flk does not read"),
         (with_user(**{"as": "ada", "as-user-extra": {"scopes": ["x"]}}), "has as-user-extra, which flk does not read"),
     ],

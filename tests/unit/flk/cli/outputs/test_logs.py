@@ -26,8 +26,6 @@ def test_what_is_there(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--rank 1-2",
         "--tail 1",
         "--tail 0",
-        "--raw",
-        "--previous",
         "--pod 1",
         "-o json",
     ],
