@@ -136,8 +136,8 @@ FIELD = {
 
 
 @pytest.mark.parametrize("launcher", FIELD)
-@given(nodes=st.integers(1, 40), processes=st.integers(1, 16))
-@settings(max_examples=12, deadline=None)
+@given(nodes=st.integers(1, 12), processes=st.integers(1, 12))
+@settings(max_examples=8)
 def test_ranks_of_a_job_are_a_permutation(launcher: str, nodes: int, processes: int) -> None:
     check_job(FIELD[launcher], nodes, processes)
 
@@ -157,7 +157,7 @@ def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: in
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50)
 def test_slurm_with_different_numbers_of_tasks(data: st.DataObject) -> None:
     tasks = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=12))
     order = [(node, local) for node, count in enumerate(tasks) for local in range(count)]
@@ -184,7 +184,7 @@ VALUES = st.one_of(
 
 @pytest.mark.promise("Jobs: Variables of two launchers that contradict each other are named before any connection")
 @given(st.dictionaries(st.sampled_from(KNOWN), VALUES))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100)
 def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str]) -> None:
     check_any(environ)
 
@@ -195,7 +195,7 @@ def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str
     st.dictionaries(st.sampled_from(KNOWN), VALUES, max_size=3),
     st.sets(st.sampled_from(KNOWN), max_size=3),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100)
 def test_any_change_to_an_environment_gives_a_rank_or_an_error_of_ours(
     first: dict[str, str], second: dict[str, str], changes: dict[str, str], without: set[str]
 ) -> None:
