@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.collection import rewrite_assertions, spread
 from tests.support.processor_time import ProcessorTime
 
-settings.register_profile("flk", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("flk", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flk")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
