@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.collection import spread
+from tests.support.collection import rewrite_assertions, spread
 from tests.support.processor_time import ProcessorTime
 
-settings.register_profile("flk", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("flk", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flk")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -25,6 +25,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTime())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Before the workers of a new checkout start: each of them would take five seconds for the same."""
+    rewrite_assertions(config, Path(__file__).parent)
 
 
 @pytest.hookimpl(wrapper=True)

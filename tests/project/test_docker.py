@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_the_images_contain_what_the_client_depends_on() -> None:
     for text in listed:
         wanted = Requirement(text)
         assert wanted.specifier.contains(client[wanted.name][0]), f"{text}: docker/lock pins it anew"
+
+
+def test_the_images_contain_nothing_else_for_the_client() -> None:
+    needed, names = set[str](), ["flk"]
+    while names:
+        name = names.pop().lower()
+        needed.add(name)
+        parsed = [Requirement(text) for text in requires(name) or ()]
+        used = [each.name for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
+        names += [other for other in used if other.lower() not in needed]
+    assert pins(DOCKER / "requirements" / "client.txt").keys() <= needed, "docker/lock leaves out what nothing needs"
 
 
 def test_packages_that_share_a_process_have_one_version() -> None:

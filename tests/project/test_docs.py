@@ -41,11 +41,11 @@ def without_blocks(page: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)", without_blocks(page)):
-        if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)", without_blocks(page)):
+            if not target.startswith(("http://", "https://")):
+                assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
 def anchor(heading: str) -> str:
@@ -54,18 +54,16 @@ def anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
 
 
-ANCHORS = {
-    page.resolve(): {anchor(line) for line in re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)}
-    for page in PAGES
-}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_anchors_of_links_are_headings(page: Path) -> None:
-    for target, name in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", without_blocks(page)):
-        if not target.startswith(("http://", "https://")):
-            found = ANCHORS[(page.parent / target).resolve() if target else page.resolve()]
-            assert name in found, f"{name_of(page)} links to {target}#{name}"
+def test_anchors_of_links_are_headings() -> None:
+    anchors = {
+        page.resolve(): {anchor(line) for line in re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)}
+        for page in PAGES
+    }
+    for page in PAGES:
+        for target, name in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", without_blocks(page)):
+            if not target.startswith(("http://", "https://")):
+                found = anchors[(page.parent / target).resolve() if target else page.resolve()]
+                assert name in found, f"{name_of(page)} links to {target}#{name}"
 
 
 def test_a_file_that_a_page_includes_links_to_no_other_file() -> None:
@@ -76,43 +74,44 @@ def test_a_file_that_a_page_includes_links_to_no_other_file() -> None:
         assert re.findall(r"\]\((?!https?://|#)(.+?)\)", without_blocks(ROOT / name)) == [], name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_named_tests_exist(page: Path) -> None:
-    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
-        file = ROOT / path
-        assert file.exists(), f"{name_of(page)} names {path}"
-        assert not name or f"def {name}(" in file.read_text(), f"{name_of(page)} names {path}::{name}"
+def test_named_tests_exist() -> None:
+    for page in PAGES:
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+            file = ROOT / path
+            assert file.exists(), f"{name_of(page)} names {path}"
+            assert not name or f"def {name}(" in file.read_text(), f"{name_of(page)} names {path}::{name}"
 
 
-COMMANDS = [(name_of(page), line) for page in PAGES for line in flk_commands(page)]
+def test_commands_and_their_options_exist() -> None:
+    for page in PAGES:
+        for line in flk_commands(page):
+            words = shlex.split(line)
+            if not words[1].startswith("-"):
+                check_options(words, f"{name_of(page)}: {line}")
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_commands_and_their_options_exist(page: str, line: str) -> None:
-    words = shlex.split(line)
-    if words[1].startswith("-"):
-        return
-    assert words[1] in cli.COMMANDS, f"{page}: {line}"
+def check_options(words: list[str], where: str) -> None:
+    assert words[1] in cli.COMMANDS, where
     known = {option for parameter in cli.load(words[1]).params for option in parameter.opts + parameter.secondary_opts}
     own = words[2 : words.index("--")] if "--" in words else words[2:]
     for word in own:
         if word.startswith("-"):
-            assert word.partition("=")[0] in {*known, "--help", "-h"}, f"{page}: {line}"
+            assert word.partition("=")[0] in {*known, "--help", "-h"}, where
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_job_files_in_the_documentation_are_valid(page: Path) -> None:
-    for block in blocks(page):
-        if block.language == "yaml" and "replicas:" in block.text and "apiVersion:" not in block.text:
-            validated(yaml.safe_load(block.text))
+def test_job_files_in_the_documentation_are_valid() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "yaml" and "replicas:" in block.text and "apiVersion:" not in block.text:
+                validated(yaml.safe_load(block.text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_output_that_a_page_shows_is_produced_by_a_run(page: Path) -> None:
-    for block in blocks(page):
-        if block.language == "console":
-            assert block.key == "run", f"{name_of(page)}:{block.line}: a console block needs a run directive"
-            assert block.value in ("local", "cluster"), f"{name_of(page)}:{block.line}: run: {block.value}"
+def test_output_that_a_page_shows_is_produced_by_a_run() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "console":
+                assert block.key == "run", f"{name_of(page)}:{block.line}: a console block needs a run directive"
+                assert block.value in ("local", "cluster"), f"{name_of(page)}:{block.line}: run: {block.value}"
 
 
 PRINTED = """flk: job gpt is running, 2 of 2 pods
@@ -180,9 +179,9 @@ def test_the_answers_beside_kubectl_are_those_of_flk_why(code: str) -> None:
     assert re.findall(rf"^\| {row} \|.* (\d+) \|$", BESIDE.read_text(), re.MULTILINE) == [str(len(said))]
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=name_of)
-def test_every_guide_shows_output(page: Path) -> None:
-    assert any(block.key == "run" for block in blocks(page))
+def test_every_guide_shows_output() -> None:
+    for page in GUIDES:
+        assert any(block.key == "run" for block in blocks(page)), name_of(page)
 
 
 @pytest.mark.promise("Pages: What a page shows is what the commands print")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 
 # The part of a run in which the tests of a folder begin. Those of the other folders begin in all of it. Before cluster
 # tests begin, one worker loads the images with the first test of a group. None is left with a long test at the end.
@@ -30,6 +32,20 @@ def in_folder(items: Iterable[pytest.Item], folder: Path) -> Iterator[pytest.Ite
     """The tests below a folder. Paths are compared as text, since each worker asks this for thousands of tests."""
     prefix = f"{folder}{os.sep}"
     return (item for item in items if str(item.path).startswith(prefix))
+
+
+def rewrite_assertions(config: pytest.Config, folder: Path) -> None:
+    """Write the byte code of the tests below a folder, with assertions that show their values, where there is none.
+
+    pytest has no name for this. It is what its import of each module does first.
+    """
+    if sys.dont_write_bytecode or config.getoption("assertmode") != "rewrite":
+        return
+    for path in (*folder.rglob("test_*.py"), *folder.rglob("conftest.py")):
+        cache = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
+        if rewrite._read_pyc(path, cache) is None and rewrite.try_makedirs(cache.parent):
+            status, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, cache)
 
 
 def skip_without(package: str) -> None:

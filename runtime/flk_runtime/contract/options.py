@@ -49,8 +49,6 @@ def parse_interval(text: str) -> int:
     return check_interval(int(text) if text.isdecimal() else text)
 
 
-
-
 TENSORBOARD: Final = "tensorboard"
 MLFLOW: Final = "mlflow"
 WANDB: Final = "wandb"

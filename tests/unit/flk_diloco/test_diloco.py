@@ -300,7 +300,7 @@ def test_a_single_worker_goes_on_alone() -> None:
     assert workers.rounds.left == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "contribute", "give"]), st.integers(0, 2)), max_size=60))
 def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple[str, int]]) -> None:
     """Whatever happens in whatever order: a worker that takes part is at the version of all others."""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
@@ -34,6 +34,7 @@ def line(second: int, text: str, fraction: str = ".123") -> bytes:
     return f"2026-01-01T00:00:{second:02}{fraction}Z {text}".encode()
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab"), st.sampled_from(["", ".1", ".25"]))),
     st.integers(0, 30),

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -54,6 +54,7 @@ def test_every_element_once_in_even_steps(samples: int, world_size: int, batch_s
     assert all(len(share) == batch_size for step in steps[:-1] for _, _, share in step)
 
 
+@settings(max_examples=50)
 @given(
     samples=SAMPLES,
     worlds=st.lists(st.tuples(WORLDS, BATCHES, st.integers(0, 20)), min_size=1, max_size=5),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
@@ -60,6 +60,7 @@ def test_an_epoch_gives_every_sample_once(samples: int, world_size: int, batch_s
     assert len(steps) == len(loader(samples, world_size=world_size, batch_size=batch_size))
 
 
+@settings(max_examples=50)
 @given(
     samples=SAMPLES,
     worlds=st.lists(st.tuples(WORLDS, BATCHES, st.integers(0, 30)), min_size=1, max_size=5),

@@ -60,7 +60,7 @@ def test_environments_as_they_were_seen(file: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50)
 def test_slurm_with_different_numbers_of_tasks(data: st.DataObject) -> None:
     tasks = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=12))
     order = [(node, local) for node, count in enumerate(tasks) for local in range(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime.contract.failure import Failure, Kind
@@ -89,6 +89,7 @@ class Launcher:
         return boundaries is not None
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_all_ranks_save_after_the_same_step_in_every_order_of_events(data: st.DataObject) -> None:
     pods, processes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,32 +48,53 @@ sys.exit(process.exitcode)
 """
 
 
-@pytest.mark.parametrize("run", [HERE, CHILD, FORK], ids=["process", "process of multiprocessing", "parent"])
-@pytest.mark.parametrize(
-    ("error", "code"), [("OSError(errno.ENOSPC, 'No space left on device')", 1), ("None", 0)], ids=["failed", "written"]
-)
+FAILED = "OSError(errno.ENOSPC, 'No space left on device')"
+EXIT = "from flk_runtime.shared import failure_report\nfailure_report.exits_with_failure = True\ntrain()\nsys.exit(3)"
+CASES = {
+    f"{outcome} {name}": SCRIPT.format(run=run, error=error)
+    for outcome, error in {"failed": FAILED, "written": "None"}.items()
+    for name, run in {"process": HERE, "process of multiprocessing": CHILD, "parent": FORK}.items()
+} | {"exit code": SCRIPT.format(run=EXIT, error="None")}
+# Forks a process for each script, which ends as Python does: the import of torch takes seconds.
+ALL = """
+import json, os, sys
+import flk_runtime.training.ending
+cases = json.loads(sys.argv[1])
+for name, script in cases.items():
+    if os.fork() == 0:
+        for number, stream in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
+        os.environ["TORCHELASTIC_ERROR_FILE"] = f"{name}.json"
+        exec(script, {"__name__": "__main__"})
+        break
+    open(f"{name}.code", "w").write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with exit code, output and report of each case."""
+    folder = tmp_path_factory.mktemp("ended")
+    subprocess.run([sys.executable, "-c", ALL, json.dumps(CASES)], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("process", ["process", "process of multiprocessing", "parent"])
+@pytest.mark.parametrize(("outcome", "code"), [("failed", 1), ("written", 0)])
 def test_a_last_checkpoint_that_cannot_be_written_is_the_failure_of_its_process(
-    tmp_path: Path, run: str, error: str, code: int
+    ended: Path, process: str, outcome: str, code: int
 ) -> None:
-    report = tmp_path / "error.json"
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(run=run, error=error)],
-        env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(report)},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == code, ended.stderr
-    assert ended.stdout.splitlines() == ["waited for a", "waited for b"]
-    assert ("No space left on device" in ended.stderr) == bool(code)
+    case = f"{outcome} {process}"
+    stderr = (ended / f"{case}.stderr").read_text()
+    assert (ended / f"{case}.code").read_text() == str(code), stderr
+    assert (ended / f"{case}.stdout").read_text().splitlines() == ["waited for a", "waited for b"]
+    assert ("No space left on device" in stderr) == bool(code)
+    report = ended / f"{case}.json"
     assert report.exists() == bool(code)
     if code:
         assert "No space left on device" in json.loads(report.read_text())["message"]["message"]
 
 
-def test_after_an_exit_code_of_a_failure_only_writes_that_go_on_are_awaited() -> None:
-    run = (
-        "from flk_runtime.shared import failure_report\nfailure_report.exits_with_failure = True\ntrain()\nsys.exit(3)"
-    )
-    command = [sys.executable, "-c", SCRIPT.format(run=run, error=None)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout.splitlines()) == (3, ["finished a", "finished b"])
+def test_after_an_exit_code_of_a_failure_only_writes_that_go_on_are_awaited(ended: Path) -> None:
+    assert (ended / "exit code.code").read_text() == "3"
+    assert (ended / "exit code.stdout").read_text().splitlines() == ["finished a", "finished b"]

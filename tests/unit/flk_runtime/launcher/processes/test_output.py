@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime.launcher.processes import output
@@ -75,6 +75,7 @@ def test_nothing_is_lost_on_a_descriptor_that_another_process_has_made_non_block
         assert found.result() == b"".join(written)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.text("ab", max_size=5), max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=20))
 def test_lines_do_not_depend_on_how_the_bytes_were_read(lines: list[str], cuts: list[int]) -> None:
     written: list[bytes] = []
