@@ -282,7 +282,7 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            self.memory.start(attempt)
+            self.memory.start(attempt.number, attempt.memory, attempt.pods, attempt.readers)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         try:
             self.ranks.start(attempt, variables)

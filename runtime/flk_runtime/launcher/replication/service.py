@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
@@ -24,9 +24,6 @@ from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
 from flk_runtime.wire import Done, Failed, Stream, listen, reason, serve
 from flk_runtime.wire.listener import LOOPBACK
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.transport.messages import AttemptStarted
 
 PREFIX: Final = "flk-"  # of the folders of launchers
 SHARE: Final = 0.5  # of the memory that could be used
@@ -171,9 +168,11 @@ class MemoryService:
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
         return Inventory.of(address, self._port, self._store.shards())
 
-    def start(self, started: AttemptStarted) -> None:
-        """Begin an attempt. Call it before its ranks start. Without a plan nothing is kept."""
-        plan, pod, processes = started.memory, self._settings.pod, self._settings.processes
+    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int], readers: list[int]) -> None:
+        """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.
+
+        ``readers`` are the ranks that read each shard; empty: who wrote them. Without a ``plan`` nothing is kept.
+        """
         restore = plan.restore if plan else None
         self._store.keep_only(
             restore.checkpoint if restore else None,
@@ -186,12 +185,13 @@ class MemoryService:
         target = None if plan.partner is None else (plan.partner, plan.addresses[plan.partner])
         partner = Partner(self._settings, self._store, target, self._log)
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        own = started.ranks(pod, processes)
-        others = () if plan.copied is None else started.ranks(plan.copied, processes)
-        attempt = _Attempt(started.number, plan, partner, fetcher, own, others, started.readers)
+        pod, processes = self._settings.pod, self._settings.processes
+        ranks = {each: range(index * processes, (index + 1) * processes) for index, each in enumerate(pods)}
+        others = () if plan.copied is None else ranks[plan.copied]
+        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, readers)
         with self._lock:
             self._attempt = attempt
-        copied = plan.copied_at_first(pod, len(started.pods) * processes)
+        copied = plan.copied_at_first(pod, len(pods) * processes)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return

@@ -225,14 +225,14 @@ def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> 
 
 def test_a_launcher_that_connects_again_was_not_killed(job: Job) -> None:
     job.start()
-    job.leader.disconnected(1, "it failed: Connection reset by peer", job.now, closed=True)
+    job.leader.disconnected(1, "Connection reset by peer", job.now, closed=True)
     job.arrive(1)
     job.join(0, 2)
     cause = job.latest(0).history[0].failure
     assert cause is not None
     assert (cause.kind, cause.message) == (
         Kind.LOST,
-        "lost the connection to pod 0: it failed: Connection reset by peer",
+        "lost the connection to pod 0: Connection reset by peer",
     )
 
 

@@ -16,7 +16,7 @@ from flk_runtime.launcher.hangs import diagnosis as report
 from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, Actions, HangDetector, Stragglers, hangs
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot, parse_stacks
-from flk_runtime.launcher.hangs.watch import CpuMeter
+from flk_runtime.launcher.hangs.watch import Watched
 from flk_runtime.shared.observer import Pending
 
 LIMIT = 100.0
@@ -81,7 +81,8 @@ def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> No
 
 
 def test_only_a_share_of_a_cpu_counts_as_cpu_time() -> None:
-    meter = CpuMeter(0.0)
+    unused: Any = None
+    meter = Watched(unused, 0.0, 0.0, (0.0, 0.0))
     meter.update(10.0, 0.4)
     assert meter.busy_time == 0.0
     meter.update(20.0, 1.0)
