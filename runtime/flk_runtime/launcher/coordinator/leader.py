@@ -81,7 +81,7 @@ class Leader:
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
             settings.hang_timeout,
-            Stragglers(settings.slow_factor, settings.slow_window),
+            Stragglers(settings.slow_window),
             detector.Actions(
                 request=lambda pod, number: send([pod], messages.StacksRequested(number)),
                 answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
@@ -156,8 +156,8 @@ class Leader:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-            case messages.CopiesUnreadable(attempt, copies) if self._is_current(attempt):  # else its end may be why
-                self._memory_plans.exclude(copies)
+            case messages.Unreadable(attempt, checkpoint) if self._is_current(attempt):  # else its end may be why
+                self._memory_plans.exclude(checkpoint)
             case messages.Stopping() if not self._record:
                 self._go_on_without(pod, now)
             case messages.Leave():

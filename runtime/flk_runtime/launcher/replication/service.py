@@ -15,7 +15,7 @@ from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher, Partner
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.replication.plan import CheckpointId, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -112,12 +112,12 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         post: Callable[[ThreadFailed], None],
-        unreadable: Callable[[int, list[Copy]], None],
+        unreadable: Callable[[int, CheckpointId], None],
         log: Callable[[str], None],
     ) -> None:
         """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
-        ``unreadable`` receives the number of the attempt and the copies of a shard if none could be read for a rank.
+        ``unreadable`` receives the number of the attempt and the checkpoint if no pod could give a shard of it.
         ``post`` receives the exceptions of threads. All are called in other threads. Raises OSError.
         """
         self._settings, self._store = settings, store
@@ -141,7 +141,7 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         post: Callable[[ThreadFailed], None],
-        unreadable: Callable[[int, list[Copy]], None],
+        unreadable: Callable[[int, CheckpointId], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
@@ -298,7 +298,8 @@ class MemoryService:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
-            self._unreadable(attempt.number, [(pod, shard) for pod in holders])
+            if rank in restore.holders:  # else another pod holds it, too, and this one forgets its own
+                self._unreadable(attempt.number, restore.checkpoint)
             return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {reason(error)}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:

@@ -239,7 +239,7 @@ Current thread 0x00007d (most recent call first):
 
 def slow(*looks: tuple[int, ...]) -> dict[int, float]:
     """The slow ranks after looks, one every 30 seconds: the number of samples, and of those that each rank waits in."""
-    stragglers = Stragglers(1.5, 60)
+    stragglers = Stragglers(60)
     for index, (samples, *pending) in enumerate(looks):
         ranks = [replace(QUIET, rank=rank, samples=samples, pending=count) for rank, count in enumerate(pending)]
         stragglers.update(30.0 * index, ranks)
@@ -278,7 +278,7 @@ class Leader:
         self.log: list[str] = []
         self.detector = HangDetector(
             limit,
-            Stragglers(1.5, 60),
+            Stragglers(60),
             Actions(
                 lambda pod, number: self.requests.append((pod, number)),
                 lambda asker, answer: self.answers.append((asker, answer)),
