@@ -198,10 +198,8 @@ class HangDetector:
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
-        if self._collection is None:
-            self._start_collection(now)
-        if self._collection:
-            self._collection.askers.append(asker)
+        collection = self._collection or self._start_collection(now)
+        collection.askers.append(asker)
 
     def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
         """Add the snapshots of a pod."""
@@ -243,12 +241,13 @@ class HangDetector:
     def _stands(self, ranks: Sequence[RankStatus]) -> bool:
         return hangs(ranks, lambda phase: STANDSTILL)
 
-    def _start_collection(self, now: float) -> None:
+    def _start_collection(self, now: float) -> _Collection:
         self._number += 1
         pods = set(self._places) if self._attempt >= 0 else set()
         self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods)
         for pod in sorted(pods):
             self._do.request(pod, self._number)
+        return self._collection
 
     def _finish(self, collection: _Collection) -> Failure | None:
         """Tell what the stacks say. Returns the failure if the job hangs still."""

@@ -23,7 +23,6 @@ from flk_runtime.system import host
 if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.usage import Meter
 
-_MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 
 
@@ -75,7 +74,7 @@ class Watch:
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
-        self._interval = min(_MAX_INTERVAL, interval(settings.hang_timeout))
+        self._interval = interval(settings.hang_timeout)  # seconds between two statuses
         self._watched: dict[int, Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
         self.ranks: list[RankStatus] = []
