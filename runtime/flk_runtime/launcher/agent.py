@@ -234,7 +234,8 @@ class Agent:
             case messages.AttemptStarted():
                 self._start_attempt(event)
             case messages.PreemptionStarted() if running:
-                running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                if running.preemption is None:
+                    running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
                     self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:

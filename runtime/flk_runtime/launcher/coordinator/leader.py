@@ -377,8 +377,11 @@ class Leader:
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
         """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
-        if self._latest.preemption is None:
+        first = self._latest.preemption is None
+        if first:
             self._latest.preemption = Preemption(self._latest.training, failure)
+        if first or (urgent and not self._latest.urgent):
+            self._latest.urgent = urgent
             self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:

@@ -196,7 +196,11 @@ class AttemptStarted(FromLeader):
 
 @dataclass(frozen=True)
 class PreemptionStarted(FromLeader):
-    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary."""
+    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary.
+
+    A leader sends it again, with ``urgent``, when a pod has to stop after ranks were held for another reason: ranks
+    that cannot save together any more must not wait for each other.
+    """
 
     attempt: int
     failure: Failure
