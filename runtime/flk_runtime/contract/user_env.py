@@ -62,10 +62,9 @@ HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
     None,
     parse_duration,
 )
-SLOW_FACTOR: Final = Setting(
-    "FLK_SLOW_FACTOR", "a rank that works so many times as long as the median is slow", 1.5, number(1, "a number")
+SLOW_WINDOW: Final = Setting(
+    "FLK_SLOW_WINDOW", "seconds over which ranks are compared to find slow ones", 60.0, number(1)
 )
-SLOW_WINDOW: Final = Setting("FLK_SLOW_WINDOW", "seconds over which ranks are compared for that", 60.0, number(1))
 MEMORY_LIMIT: Final[Setting[int | None]] = Setting(
     "FLK_MEMORY_LIMIT",
     "bytes, as 8Gi, that checkpoints in memory may take in a pod; unset: half of its memory; 0: none are kept",

@@ -49,16 +49,16 @@ class Setting(Variable[T]):
     """A variable that users may set. It configures the runtime and does not describe the job."""
 
 
-def number(least: float = 0, what: str = "a number of seconds") -> Callable[[str], float]:
-    """Return a parser of numbers that are at least ``least``; ``what`` is what an error says was expected."""
+def number(least: float = 0) -> Callable[[str], float]:
+    """Return a parser of numbers of seconds that are at least ``least``."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(f"expected {what}") from None
+            raise ValueError("expected a number of seconds") from None
         if not value >= least:
-            raise ValueError(f"expected {what}, {least:g} or more")
+            raise ValueError(f"expected a number of seconds, {least:g} or more")
         return value
 
     return parse

@@ -230,7 +230,8 @@ class Agent:
             case messages.AttemptStarted():
                 self._start_attempt(event)
             case messages.PreemptionStarted() if running:
-                running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                if running.preemption is None:
+                    running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
                     self.ranks.end(self.settings.grace)
                 if self.rendezvous:
@@ -278,7 +279,7 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            self.memory.start(attempt)
+            self.memory.start(attempt.number, attempt.memory, attempt.pods, attempt.readers)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         try:
             self.ranks.start(attempt, variables)

@@ -81,7 +81,6 @@ class Settings:
     kill_timeout: float = _of(user_env.KILL_TIMEOUT)
     grace: float = _of(pod_env.GRACE)
     hang_timeout: float | None = _of(user_env.HANG_TIMEOUT)  # 0: never; None: those of hangs.detector.LIMITS
-    slow_factor: float = _of(user_env.SLOW_FACTOR)
     slow_window: float = _of(user_env.SLOW_WINDOW)
     health: bool = False  # the pod's health is checked before it joins
     fork: bool = True

@@ -44,7 +44,7 @@ from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.replication.plan import Copy
+    from flk_runtime.launcher.replication.plan import CheckpointId
     from flk_runtime.launcher.telemetry.usage import Meter
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
@@ -145,8 +145,8 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService
 
-        def tell_unreadable(attempt: int, copies: list[Copy]) -> None:  # an attempt runs, so the member is there
-            member.send(messages.CopiesUnreadable(attempt, copies))
+        def tell_unreadable(attempt: int, checkpoint: CheckpointId) -> None:  # an attempt runs, so member is there
+            member.send(messages.Unreadable(attempt, checkpoint))
 
         memory = MemoryService.open(settings, wake=wakeup.wake, post=wakeup.post, unreadable=tell_unreadable, log=log)
     port = rendezvous.port if rendezvous else settings.rendezvous_port

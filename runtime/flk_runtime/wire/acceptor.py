@@ -59,7 +59,7 @@ class Acceptor(Generic[M]):
         self._selector.register(listener, selectors.EVENT_READ)
         self._strangers: dict[_Stranger[M], None] = {}  # the oldest first
         self._lock = threading.Lock()
-        self._refused, self._log_at = 0, 0.0  # connections since the last line about them, and when the next may follow
+        self._log_at = 0.0  # when the next line about connections that were refused may follow
         self._closed = False
 
     def run(self, take: Callable[[Connection[M], str, M], None]) -> None:
@@ -95,12 +95,10 @@ class Acceptor(Generic[M]):
         """Write a line about a connection that was refused, unless there was one a moment ago."""
         now = time.monotonic()
         with self._lock:
-            self._refused += 1
             if now < self._log_at:
                 return
-            others = f" ({self._refused - 1} others before it)" if self._refused > 1 else ""
-            self._refused, self._log_at = 0, now + LOG_INTERVAL
-        self._log(f"refused a connection from {address}: {why}{others}")
+            self._log_at = now + LOG_INTERVAL
+        self._log(f"refused a connection from {address}: {why}")
 
     def close(self) -> None:
         """Stop listening. Connections that were handed over stay."""
@@ -130,11 +128,10 @@ class Acceptor(Generic[M]):
 
     def _advance(self, stranger: _Stranger[M], take: Callable[[Connection[M], str, M], None]) -> None:
         """Read what has arrived, and hand the connection over with its first message."""
-        connection, message = stranger.connection, None
+        connection = stranger.connection
         try:
             connection.flush()  # the greeting
-            while message is None and connection.read(time.monotonic()):
-                message = next(connection.messages(), None)
+            message = next(connection.receive(time.monotonic()), None)
             if message is None:
                 return
             self._selector.unregister(connection.socket)

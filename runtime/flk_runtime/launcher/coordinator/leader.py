@@ -81,7 +81,7 @@ class Leader:
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
             settings.hang_timeout,
-            Stragglers(settings.slow_factor, settings.slow_window),
+            Stragglers(settings.slow_window),
             detector.Actions(
                 request=lambda pod, number: send([pod], messages.StacksRequested(number)),
                 answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
@@ -156,8 +156,8 @@ class Leader:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-            case messages.CopiesUnreadable(attempt, copies) if self._is_current(attempt):  # else its end may be why
-                self._memory_plans.exclude(copies)
+            case messages.Unreadable(attempt, checkpoint) if self._is_current(attempt):  # else its end may be why
+                self._memory_plans.exclude(checkpoint)
             case messages.Stopping() if not self._record:
                 self._go_on_without(pod, now)
             case messages.Leave():
@@ -377,8 +377,11 @@ class Leader:
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
         """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
-        if self._latest.preemption is None:
+        first = self._latest.preemption is None
+        if first:
             self._latest.preemption = Preemption(self._latest.training, failure)
+        if first or (urgent and not self._latest.urgent):
+            self._latest.urgent = urgent
             self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:

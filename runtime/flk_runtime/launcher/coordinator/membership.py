@@ -53,6 +53,7 @@ class LatestAttempt:
     grouped: bool = False  # a rank of these had opened a process group
     waiting: dict[int, float] = field(default_factory=dict)  # pods that have joined meanwhile, and when
     preemption: Preemption | None = None
+    urgent: bool = False  # the preemption happens because a pod has to stop
     secondary: Failure | None = None  # has been reported, and ends the attempt unless a primary one does
     end_at: float = 0.0  # when it does
 

@@ -80,6 +80,7 @@ STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are l
 _SLOW_LIMIT: Final = 8  # ranks in the list
 _SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
 _LOOKS: Final = 4  # that are kept of a window
+FACTOR: Final = 1.5  # a rank that works so many times as long as the median is slow
 _EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
 
 Asker = tuple[int, str]  # index of a pod, and a name that is its own business
@@ -104,9 +105,8 @@ class Stragglers:
     straggler is a rank that works much more of the time than the median rank does.
     """
 
-    def __init__(self, factor: float, window: float) -> None:
-        """A rank counts as slow if it works ``factor`` times as long as the median in the last ``window`` seconds."""
-        self._factor = factor
+    def __init__(self, window: float) -> None:
+        """A rank is slow if it works FACTOR times as long as the median in the last ``window`` seconds."""
         self._window = window
         self._seen: deque[tuple[float, dict[int, RankStatus]]] = deque()  # looks at all ranks
         self.work: dict[int, float] = {}
@@ -134,7 +134,7 @@ class Stragglers:
             return
         usual = statistics.median_low(self.work.values())
         for rank, share in sorted(self.work.items(), key=lambda item: (-item[1], item[0]))[:_SLOW_LIMIT]:
-            if share >= self._factor * usual and share - usual >= _EXCESS:
+            if share >= FACTOR * usual and share - usual >= _EXCESS:
                 self.slow[rank] = round(share / max(usual, 0.01), 1)
 
     def clear(self) -> None:
@@ -198,10 +198,8 @@ class HangDetector:
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
-        if self._collection is None:
-            self._start_collection(now)
-        if self._collection:
-            self._collection.askers.append(asker)
+        collection = self._collection or self._start_collection(now)
+        collection.askers.append(asker)
 
     def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
         """Add the snapshots of a pod."""
@@ -243,12 +241,13 @@ class HangDetector:
     def _stands(self, ranks: Sequence[RankStatus]) -> bool:
         return hangs(ranks, lambda phase: STANDSTILL)
 
-    def _start_collection(self, now: float) -> None:
+    def _start_collection(self, now: float) -> _Collection:
         self._number += 1
         pods = set(self._places) if self._attempt >= 0 else set()
         self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods)
         for pod in sorted(pods):
             self._do.request(pod, self._number)
+        return self._collection
 
     def _finish(self, collection: _Collection) -> Failure | None:
         """Tell what the stacks say. Returns the failure if the job hangs still."""

@@ -179,7 +179,6 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
 
 _GROUPS: Final = 16  # of equal stacks in a report
 _FRAMES: Final = 16  # of one stack
-_THREADS: Final = 2  # other threads of a group's first rank
 
 
 def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequence[str]) -> dict[str, Any]:
@@ -212,7 +211,7 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
 def stack_lines(snapshot: Snapshot) -> list[str]:
     """The stack of a rank, innermost call first, with the processes that it started."""
     result = _indented(snapshot.main) or ["  no Python stack"]
-    for thread in snapshot.threads[:_THREADS] if not in_collective(snapshot) else ():
+    for thread in snapshot.threads if not in_collective(snapshot) else ():
         result += ["  another thread:", *_indented(thread, "  ")]
     for worker in snapshot.workers[:1]:
         result += ["  a process that it started:", *_indented(worker, "  ")]

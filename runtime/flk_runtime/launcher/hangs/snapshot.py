@@ -23,7 +23,7 @@ from flk_runtime.shared import observer
 from flk_runtime.shared.observer import Pending
 
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
-OTHER_THREADS: Final = 6  # beside the main thread
+OTHER_THREADS: Final = 2  # beside the main thread
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
 _SETTLED: Final = 0.2  # seconds without a change after which they are complete,
 _LAST_FRAME: Final = " in <module>\n"  # unless the process wants to run, and this is not what they end with

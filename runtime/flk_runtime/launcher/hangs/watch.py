@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.status import NEVER, Phase, RankStatus
@@ -17,39 +17,40 @@ from flk_runtime.launcher.hangs import snapshot
 from flk_runtime.launcher.hangs.detector import interval
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.processes.ranks import RankProcess
     from flk_runtime.launcher.telemetry.usage import Meter
 
-_MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 
 
-class CpuMeter:
-    """Notes when a process last used CPU time."""
+class Process(Protocol):
+    """A running rank, as a launcher knows it."""
 
-    def __init__(self, now: float) -> None:
-        self._time, self._seconds = now, 0.0
-        self.busy_time = now
-
-    def update(self, now: float, seconds: float) -> None:
-        """``seconds`` is the CPU time so far of the process and of the processes that it started."""
-        if now <= self._time:
-            return
-        if seconds - self._seconds >= _BUSY * (now - self._time):
-            self.busy_time = now
-        self._time, self._seconds = now, seconds
+    rank: int
+    pid: int
+    progress: ProgressPage
+    environment: Mapping[str, str]  # the variables that the launcher has set for it
+    output_time: float  # when it last wrote a line, by time.monotonic; 0: never
 
 
 @dataclass
-class _Watched:
-    """A rank, and when it was last seen to make progress."""
+class Watched:
+    """A rank, and when it was last seen to use CPU time."""
 
-    process: RankProcess
+    process: Process
     started: float
-    meter: CpuMeter
+    busy_time: float
+    meter: tuple[float, float]  # time of the latest reading, and the CPU time then, both in seconds
+
+    def update(self, now: float, seconds: float) -> None:
+        """``seconds`` is the CPU time so far of the process and of the processes that it started."""
+        before, used = self.meter
+        if seconds - used >= _BUSY * (now - before) > 0:
+            self.busy_time = now
+        self.meter = now, seconds
 
 
 class Watch:
@@ -73,20 +74,20 @@ class Watch:
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
-        self._interval = min(_MAX_INTERVAL, interval(settings.hang_timeout))
-        self._watched: dict[int, _Watched] = {}  # by process id
+        self._interval = interval(settings.hang_timeout)  # seconds between two statuses
+        self._watched: dict[int, Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
         self.ranks: list[RankStatus] = []
         """The latest status of each rank of this pod."""
 
-    def update(self, attempt: int, ranks: Iterable[RankProcess]) -> None:
+    def update(self, attempt: int, ranks: Iterable[Process]) -> None:
         """Tell the leader how the ranks that run progress."""
         now = time.monotonic()
         self.due = now + self._interval
         watched = {}
         for rank in ranks:
-            each = self._watched.get(rank.pid) or _Watched(rank, now, CpuMeter(now))
-            each.meter.update(now, snapshot.cpu_seconds(rank.pid))
+            each = self._watched.get(rank.pid) or Watched(rank, now, now, (now, 0.0))
+            each.update(now, snapshot.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
         self.ranks = [self._status(each, now) for each in watched.values()]
@@ -107,7 +108,7 @@ class Watch:
 
         threading.Thread(target=run, name="stacks", daemon=True).start()
 
-    def _status(self, watched: _Watched, now: float) -> RankStatus:
+    def _status(self, watched: Watched, now: float) -> RankStatus:
         process, page = watched.process, watched.process.progress
         touched = _file_age(process.environment[user_env.HEARTBEAT])
         beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
@@ -131,7 +132,7 @@ class Watch:
             restored=page.restored,
             idle=round(idle, 2),
             beat=round(min(beats), 2),
-            cpu_idle=round(now - watched.meter.busy_time, 2),
+            cpu_idle=round(now - watched.busy_time, 2),
             waits=round(waits, 2),
             samples=page.samples,
             pending=page.pending_samples,

@@ -28,9 +28,6 @@ class ShardId(NamedTuple):
     rank: int
 
 
-Copy = tuple[int, ShardId]  # a pod, and a shard that it holds
-
-
 class Held(NamedTuple):
     """The ranks whose shards of a checkpoint a pod holds."""
 
@@ -53,11 +50,6 @@ class Inventory:
         for checkpoint, rank in sorted(shards):
             held.setdefault(checkpoint, []).append(rank)
         return cls(host, port, [Held(*each) for each in held.items()])
-
-    @property
-    def shards(self) -> list[ShardId]:
-        """The shards that the pod holds."""
-        return [ShardId(each.checkpoint, rank) for each in self.held for rank in each.ranks]
 
 
 @dataclass(frozen=True)
@@ -133,13 +125,12 @@ class JobPlan:
 _Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
 
 
-def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy]) -> _Holders:
+def _holders(inventories: Mapping[int, Inventory]) -> _Holders:
     holders: _Holders = {}
     for pod, inventory in sorted(inventories.items()):
         for checkpoint, ranks in inventory.held:
             for rank in ranks:
-                if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
-                    holders.setdefault(checkpoint, {}).setdefault(rank, []).append(pod)
+                holders.setdefault(checkpoint, {}).setdefault(rank, []).append(pod)
     return holders
 
 
@@ -148,13 +139,13 @@ def _whole(holders: _Holders) -> list[CheckpointId]:
     return [each for each in full if all(0 <= rank < each.world_size for rank in holders[each])]
 
 
-def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> Restore | None:
+def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[CheckpointId] = frozenset()) -> Restore | None:
     """The newest whole checkpoint: these pods together hold all its shards. None if there is none.
 
-    Copies that could not be read count only if there is no whole checkpoint without them.
+    One that could not be read is chosen only if there is no other.
     """
-    holders = _holders(inventories, unreadable)
-    whole = _whole(holders)
+    holders = _holders(inventories)
+    whole = [each for each in _whole(holders) if each not in unreadable]
     if not whole:
         restore = newest_whole(inventories) if unreadable else None
         return restore and replace(restore, doubtful=True)
@@ -206,11 +197,11 @@ class MemoryPlans:
     def __init__(self, processes: int, log: Callable[[str], None]) -> None:
         """``processes``: ranks of a pod."""
         self._processes, self._log = processes, log
-        self._unreadable: set[Copy] = set()  # copies of shards that an attempt could not read
+        self._unreadable: set[CheckpointId] = set()  # an attempt could not read a shard of them
 
-    def exclude(self, copies: Iterable[Copy]) -> None:
-        """Do not read these copies again, as long as there are others."""
-        self._unreadable |= set(copies)
+    def exclude(self, checkpoint: CheckpointId) -> None:
+        """Do not restore this checkpoint again, as long as there is another one."""
+        self._unreadable.add(checkpoint)
 
     def make(self, nodes: Mapping[int, str], inventories: Mapping[int, Inventory | None]) -> JobPlan | None:
         """Choose the checkpoint from which an attempt starts, and the partners in it, and log what is lost.
@@ -225,9 +216,7 @@ class MemoryPlans:
             if known:
                 self._log(f"no checkpoints are kept in memory, because pod {min(without)} keeps none")
             return None
-        held = {(pod, shard) for pod, inventory in known.items() for shard in inventory.shards}
-        self._unreadable &= held  # a pod that was replaced may receive the shard anew
-        holders = _holders(known, frozenset())
+        holders = _holders(known)
         restore = newest_whole(known, self._unreadable)
         others = [each for each in _whole(holders) if restore and each != restore.checkpoint]
         self._log_loss(holders, restore, others)

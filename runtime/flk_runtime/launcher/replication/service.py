@@ -9,13 +9,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher, Partner
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.replication.plan import CheckpointId, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -24,9 +24,6 @@ from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
 from flk_runtime.wire import Done, Failed, Stream, listen, reason, serve
 from flk_runtime.wire.listener import LOOPBACK
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.transport.messages import AttemptStarted
 
 PREFIX: Final = "flk-"  # of the folders of launchers
 SHARE: Final = 0.5  # of the memory that could be used
@@ -115,12 +112,12 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         post: Callable[[ThreadFailed], None],
-        unreadable: Callable[[int, list[Copy]], None],
+        unreadable: Callable[[int, CheckpointId], None],
         log: Callable[[str], None],
     ) -> None:
         """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
-        ``unreadable`` receives the number of the attempt and the copies of a shard if none could be read for a rank.
+        ``unreadable`` receives the number of the attempt and the checkpoint if no pod could give a shard of it.
         ``post`` receives the exceptions of threads. All are called in other threads. Raises OSError.
         """
         self._settings, self._store = settings, store
@@ -144,7 +141,7 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         post: Callable[[ThreadFailed], None],
-        unreadable: Callable[[int, list[Copy]], None],
+        unreadable: Callable[[int, CheckpointId], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
@@ -171,9 +168,11 @@ class MemoryService:
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
         return Inventory.of(address, self._port, self._store.shards())
 
-    def start(self, started: AttemptStarted) -> None:
-        """Begin an attempt. Call it before its ranks start. Without a plan nothing is kept."""
-        plan, pod, processes = started.memory, self._settings.pod, self._settings.processes
+    def start(self, number: int, plan: MemoryPlan | None, pods: Sequence[int], readers: list[int]) -> None:
+        """Begin an attempt of ``pods``, in the order of their ranks. Call it before its ranks start.
+
+        ``readers`` are the ranks that read each shard; empty: who wrote them. Without a ``plan`` nothing is kept.
+        """
         restore = plan.restore if plan else None
         self._store.keep_only(
             restore.checkpoint if restore else None,
@@ -186,12 +185,13 @@ class MemoryService:
         target = None if plan.partner is None else (plan.partner, plan.addresses[plan.partner])
         partner = Partner(self._settings, self._store, target, self._log)
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        own = started.ranks(pod, processes)
-        others = () if plan.copied is None else started.ranks(plan.copied, processes)
-        attempt = _Attempt(started.number, plan, partner, fetcher, own, others, started.readers)
+        pod, processes = self._settings.pod, self._settings.processes
+        ranks = {each: range(index * processes, (index + 1) * processes) for index, each in enumerate(pods)}
+        others = () if plan.copied is None else ranks[plan.copied]
+        attempt = _Attempt(number, plan, partner, fetcher, ranks[pod], others, readers)
         with self._lock:
             self._attempt = attempt
-        copied = plan.copied_at_first(pod, len(started.pods) * processes)
+        copied = plan.copied_at_first(pod, len(pods) * processes)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return
@@ -298,7 +298,8 @@ class MemoryService:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
-            self._unreadable(attempt.number, [(pod, shard) for pod in holders])
+            if rank in restore.holders:  # else another pod holds it, too, and this one forgets its own
+                self._unreadable(attempt.number, restore.checkpoint)
             return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {reason(error)}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:

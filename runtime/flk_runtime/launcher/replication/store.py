@@ -217,9 +217,11 @@ class ShardStore:
             self._refuse_late(shard)
             self._clear(slot)
             slot.rank = shard.rank
-            more = length - slot.size
-            if more > 0:
-                self._check_room(more)
+            if length > slot.size:
+                self._remove(lambda slot: slot.rank == _NOBODY)
+                total = sum(slot.size for slot in self._slots) + length - slot.size
+                if total > self.limit:
+                    raise NoRoomError(_too_much(total, self.limit))
             chosen = [self._begin_allocation(slot, max(length, slot.size))]
         self._allocate(chosen, written=True)
         return slot
@@ -397,15 +399,6 @@ class ShardStore:
         slot = Slot(path, rank, _map(path), shard_file.DATA_BEGIN)
         self._slots.append(slot)
         return slot
-
-    def _check_room(self, more: int) -> None:
-        """Raise NoRoomError if ``more`` bytes do not fit, also without the files that are for nobody."""
-        total = sum(slot.size for slot in self._slots) + more
-        if total > self.limit:
-            self._remove(lambda slot: slot.rank == _NOBODY)
-            total = sum(slot.size for slot in self._slots) + more
-        if total > self.limit:
-            raise NoRoomError(_too_much(total, self.limit))
 
     def _begin_allocation(self, slot: Slot, size: int) -> tuple[Slot, int]:
         """Count the bytes of a file that `_allocate` makes longer, and have nobody else use it meanwhile."""

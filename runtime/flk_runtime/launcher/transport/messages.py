@@ -13,7 +13,7 @@ from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.control import ThreadFailed
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan
+from flk_runtime.launcher.replication.plan import CheckpointId, Inventory, MemoryPlan
 from flk_runtime.wire import Refused, Registry
 
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
@@ -107,11 +107,11 @@ class Restored(FromMember):
 
 
 @dataclass(frozen=True)
-class CopiesUnreadable(FromMember):
-    """These copies of a shard of the checkpoint that is restored could not be read by a rank of this pod."""
+class Unreadable(FromMember):
+    """No pod could give a shard of this checkpoint, which is restored, to a rank of this pod."""
 
     attempt: int
-    copies: list[Copy]
+    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,11 @@ class AttemptStarted(FromLeader):
 
 @dataclass(frozen=True)
 class PreemptionStarted(FromLeader):
-    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary."""
+    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary.
+
+    A leader sends it again, with ``urgent``, when a pod has to stop after ranks were held for another reason: ranks
+    that cannot save together any more must not wait for each other.
+    """
 
     attempt: int
     failure: Failure

@@ -20,7 +20,7 @@ from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
-from flk_runtime.wire import Acceptor, Connection, Refused, listen, was_closed
+from flk_runtime.wire import Acceptor, Connection, Refused, listen, reason, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
@@ -116,7 +116,7 @@ class Server:
             for member, error in self._loop.take_broken():
                 if self._members.get(member.pod) is member:
                     del self._members[member.pod]
-                    self._leader.disconnected(member.pod, _reason(error), now, closed=was_closed(error))
+                    self._leader.disconnected(member.pod, reason(error), now, closed=was_closed(error))
             if self._leader.all_know_the_end:
                 self._all_left.set()
 
@@ -146,9 +146,9 @@ class Server:
         self._leader.connected(peer.pod, peer.incarnation)
 
     def _refuse(self, peer: _Member) -> None:
-        reason = f"another launcher has taken the place of pod {peer.pod}"
-        self._loop.send([peer], Refused(reason))
-        self._loop.give_up(peer, ConnectionError(reason))
+        why = f"another launcher has taken the place of pod {peer.pod}"
+        self._loop.send([peer], Refused(why))
+        self._loop.give_up(peer, ConnectionError(why))
 
     def _send(self, pods: Collection[int], message: Message) -> None:
         self._loop.send([self._members[pod] for pod in pods if pod in self._members], message)
@@ -175,10 +175,6 @@ def _listen(settings: Settings) -> socket.socket:
                     "this node with hostNetwork, holds it"
                 ) from error
             time.sleep(_BIND_INTERVAL)
-
-
-def _reason(error: OSError) -> str:
-    return f"it failed: {error.strerror}" if error.strerror else str(error)
 
 
 _TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself

@@ -21,7 +21,6 @@ from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
-    CopiesUnreadable,
     FailureReport,
     FromMember,
     JobEnded,
@@ -34,6 +33,7 @@ from flk_runtime.launcher.transport.messages import (
     Restored,
     SaveAt,
     SuccessReport,
+    Unreadable,
 )
 from flk_runtime.wire import MessageError
 from tests.unit.flk_runtime.launcher.transport.test_messages import EXAMPLES, mutants
@@ -225,14 +225,14 @@ def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> 
 
 def test_a_launcher_that_connects_again_was_not_killed(job: Job) -> None:
     job.start()
-    job.leader.disconnected(1, "it failed: Connection reset by peer", job.now, closed=True)
+    job.leader.disconnected(1, "Connection reset by peer", job.now, closed=True)
     job.arrive(1)
     job.join(0, 2)
     cause = job.latest(0).history[0].failure
     assert cause is not None
     assert (cause.kind, cause.message) == (
         Kind.LOST,
-        "lost the connection to pod 0: it failed: Connection reset by peer",
+        "lost the connection to pod 0: Connection reset by peer",
     )
 
 
@@ -574,7 +574,7 @@ def test_no_value_that_a_member_may_send_ends_the_leader(message: Message) -> No
             job.join(*job.sent)
 
 
-def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> None:
+def test_an_attempt_restores_no_checkpoint_that_the_one_before_could_not_read() -> None:
     job = Job(pods=2)
     checkpoints = [CheckpointId("some", step, 2, step) for step in (5, 10)]
     shards = [ShardId(each, rank) for each in checkpoints for rank in range(2)]
@@ -590,8 +590,8 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
 
     job.connect(0, 1)
     assert restored() == 10
-    job.leader.received(1, CopiesUnreadable(7, [(pod, shards[0]) for pod in range(2)]), job.now)  # of a former attempt
-    job.leader.received(1, CopiesUnreadable(0, [(pod, shards[-1]) for pod in range(2)]), job.now)
+    job.leader.received(1, Unreadable(7, checkpoints[0]), job.now)  # of a former attempt
+    job.leader.received(1, Unreadable(0, checkpoints[1]), job.now)
     job.leader.received(1, FailureReport(0, replace(RAISED, kind=Kind.STORAGE)), job.now)
     assert restored() == 5
     assert "the checkpoint in memory after step 10 could not be read: step 5 is restored" in job.log

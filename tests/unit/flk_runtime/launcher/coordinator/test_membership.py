@@ -168,19 +168,15 @@ def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
     assert job.sent[2] == []
 
 
-def test_a_pod_that_has_to_stop_while_another_one_is_admitted_shares_the_save() -> None:
+def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent() -> None:
     job = Job(3, least=2)
     job.arrive(0, 1)
     job.wait(5.0)
     job.arrive(2)
     job.wait(0.0)
     stop(job, 1, 0)
-    assert [each.urgent for each in job.sent[0] if isinstance(each, PreemptionStarted)] == [False]
-    save_and_end(job, [0, 1], 0)
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.join(0)
-    job.wait(5.0)
-    assert group_ranks(job) == {0: 0, 2: 1}
+    stop(job, 1, 0)
+    assert [each.urgent for each in job.sent[0] if isinstance(each, PreemptionStarted)] == [False, True]
 
 
 def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:

@@ -16,7 +16,7 @@ from flk_runtime.launcher.hangs import diagnosis as report
 from flk_runtime.launcher.hangs.detector import CPU_PATIENCE, Actions, HangDetector, Stragglers, hangs
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot, parse_stacks
-from flk_runtime.launcher.hangs.watch import CpuMeter
+from flk_runtime.launcher.hangs.watch import Watched
 from flk_runtime.shared.observer import Pending
 
 LIMIT = 100.0
@@ -81,7 +81,8 @@ def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> No
 
 
 def test_only_a_share_of_a_cpu_counts_as_cpu_time() -> None:
-    meter = CpuMeter(0.0)
+    unused: Any = None
+    meter = Watched(unused, 0.0, 0.0, (0.0, 0.0))
     meter.update(10.0, 0.4)
     assert meter.busy_time == 0.0
     meter.update(20.0, 1.0)
@@ -238,7 +239,7 @@ Current thread 0x00007d (most recent call first):
 
 def slow(*looks: tuple[int, ...]) -> dict[int, float]:
     """The slow ranks after looks, one every 30 seconds: the number of samples, and of those that each rank waits in."""
-    stragglers = Stragglers(1.5, 60)
+    stragglers = Stragglers(60)
     for index, (samples, *pending) in enumerate(looks):
         ranks = [replace(QUIET, rank=rank, samples=samples, pending=count) for rank, count in enumerate(pending)]
         stragglers.update(30.0 * index, ranks)
@@ -277,7 +278,7 @@ class Leader:
         self.log: list[str] = []
         self.detector = HangDetector(
             limit,
-            Stragglers(1.5, 60),
+            Stragglers(60),
             Actions(
                 lambda pod, number: self.requests.append((pod, number)),
                 lambda asker, answer: self.answers.append((asker, answer)),

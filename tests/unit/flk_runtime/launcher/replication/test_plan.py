@@ -102,16 +102,15 @@ def test_no_plan_without_the_memory_of_all_pods() -> None:
     assert lines == ["no checkpoints are kept in memory, because pod 1 keeps none"]
 
 
-def test_what_could_not_be_read_is_restored_from_other_copies_or_else_an_older_checkpoint() -> None:
+def test_what_could_not_be_read_gives_way_to_an_older_checkpoint() -> None:
     old, new = saved(5, 1), saved(10, 2)
     lines: list[str] = []
     plans, inventories = MemoryPlans(1, lines.append), {0: held(old, new), 1: held(old, new, ranks=(1,))}
-    plans.exclude([(0, ShardId(new, 1))])
     plan = plans.make(NODES, inventories)
     assert plan
-    assert plan.restore == Restore(new, {0: [0], 1: [1]})
+    assert plan.restore == Restore(new, {0: [0], 1: [0, 1]})
     assert (plan.others, plan.partners, lines) == ([old], {0: 1, 1: 0}, [])
-    plans.exclude([(1, ShardId(new, 1))])
+    plans.exclude(new)
     plan = plans.make(NODES, inventories)
     assert plan
     assert plan.restore == Restore(old, {0: [0], 1: [0, 1]})
@@ -119,19 +118,7 @@ def test_what_could_not_be_read_is_restored_from_other_copies_or_else_an_older_c
     assert lines == ["the checkpoint in memory after step 10 could not be read: step 5 is restored"]
 
 
-def test_a_shard_that_a_new_pod_has_received_anew_is_readable() -> None:
-    old, new = saved(5, 1), saved(10, 2)
-    plans = MemoryPlans(1, lambda line: None)
-    plans.exclude([(0, ShardId(new, 1))])
-    plans.make(NODES, {0: held(), 1: held(old)})
-    plan = plans.make(NODES, {0: held(old, new), 1: held(old)})
-    assert plan
-    assert plan.restore
-    assert plan.restore.checkpoint == new
-
-
 def test_the_only_whole_checkpoint_is_tried_again_and_called_doubtful() -> None:
     only = saved(5, 1)
-    inventories = {0: held(only), 1: held(only)}
-    restore = newest_whole(inventories, {(0, ShardId(only, 0)), (1, ShardId(only, 0))})
+    restore = newest_whole({0: held(only), 1: held(only)}, {only})
     assert restore == Restore(only, {0: [0, 1], 1: [0, 1]}, doubtful=True)
