@@ -33,25 +33,6 @@ def test_none_leaves_communication_to_the_user(ranks: Ranks) -> None:
     assert json.loads(first.output) != pytest.approx(json.loads(alone.output), abs=1e-3)
 
 
-def test_ddp_starts_with_the_parameters_of_rank_0(ranks: Ranks) -> None:
-    script = """
-        import torch, flk_runtime as flk
-        with flk.init(device="cpu") as run:
-            torch.manual_seed(run.rank)
-            model = torch.nn.Linear(3, 3)
-            before = model.weight.sum().item()
-            wrapped = run.parallelize(model)
-            print(before, model.weight.sum().item(), [p.grad for p in model.parameters()], len(model.state_dict()))
-            assert (wrapped is model) == (run.strategy == "none")
-    """
-    for strategy, same in (("ddp", True), ("none", False)):
-        first, second = (rank.output.split() for rank in ranks(script, 2, {"FLK_STRATEGY": strategy}))
-        assert first[0] != second[0]
-        assert (first[1] == second[1]) == same
-        assert first[1] == first[0]
-        assert first[2:] == ["[None,", "None]", "2"]
-
-
 def test_a_model_that_is_not_trained_has_the_weights_of_rank_0_and_is_not_trained_later(ranks: Ranks) -> None:
     script = """
         import os, torch, flk_runtime as flk

@@ -158,12 +158,13 @@ class Meter:
 
         ``dtype`` is the strategy's compute dtype, if any.
         """
-        if self._is_off:
+        dtype = dtype or dtype_of(model)
+        if self._is_off or dtype is None:
             return
         if self._dtype is not None:
             self._give_up("it is measured for a single model, and the run has several")
             return
-        self._dtype = dtype or dtype_of(model)
+        self._dtype = dtype
         try:
             self._skeleton = skeleton(model)
         except Exception as error:
