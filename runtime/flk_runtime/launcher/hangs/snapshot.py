@@ -12,6 +12,7 @@ import hashlib
 import linecache
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -226,18 +227,13 @@ def _size(path: Path) -> int:
 
 def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
-    deadline = time.monotonic() + _ANSWER_TIMEOUT
-    data = b""
     try:
-        with observer.connect(path, _ANSWER_TIMEOUT) as connection:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_TIMEOUT)
+            connection.connect(path + observer.SOCKET)
             connection.sendall(b"\n")
-            while True:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                chunk = connection.recv(1 << 16)
-                if not chunk:
-                    break
-                data += chunk
-        return observer.ANSWERS.decode(data)
+            with connection.makefile("rb") as file:
+                return observer.ANSWERS.decode(file.read())
     except (OSError, MessageError):
         return None
 

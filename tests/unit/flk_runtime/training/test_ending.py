@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import pod_env
+
 SCRIPT = """
 import errno, multiprocessing, os, sys
 from flk_runtime.training import ending
@@ -56,19 +58,20 @@ sys.exit(process.exitcode)
 def test_a_last_checkpoint_that_cannot_be_written_is_the_failure_of_its_process(
     tmp_path: Path, run: str, error: str, code: int
 ) -> None:
-    report = tmp_path / "error.json"
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(run=run, error=error)],
-        env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(report)},
-        capture_output=True,
-        text=True,
-    )
+    report = tmp_path / "report"
+    with report.open("w") as file:
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(run=run, error=error)],
+            env=os.environ | {pod_env.REPORT_FD: str(file.fileno())},
+            pass_fds=[file.fileno()],
+            capture_output=True,
+            text=True,
+        )
     assert ended.returncode == code, ended.stderr
     assert ended.stdout.splitlines() == ["waited for a", "waited for b"]
     assert ("No space left on device" in ended.stderr) == bool(code)
-    assert report.exists() == bool(code)
-    if code:
-        assert "No space left on device" in json.loads(report.read_text())["message"]["message"]
+    messages = [json.loads(line)["message"] for line in report.read_text().splitlines()]
+    assert ["No space left on device" in message for message in messages] == [True] * bool(code)
 
 
 def test_after_an_exit_code_of_a_failure_only_writes_that_go_on_are_awaited() -> None:
