@@ -12,10 +12,9 @@ import signal
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -102,7 +101,6 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     ):
         output = Output(1, stderr, wakeup.wake)
         agent = build_agent(settings, wakeup, server, output, folder)
-        _tell_of_threads(agent.records.log, settings.secrets)
         if unsafe:
             agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")
         wakeup.starting = False
@@ -174,19 +172,6 @@ def _started_meter(settings: Settings) -> Meter:
     meter = Meter(settings)
     meter.start()
     return meter
-
-
-def _tell_of_threads(log: Callable[[str], None], secrets: Sequence[str]) -> None:
-    """Have each thread that ends with an exception leave lines in the pod's log: its stderr goes to a file."""
-
-    def tell(ended: threading.ExceptHookArgs) -> None:
-        name = ended.thread.name if ended.thread else ""
-        log(f"the thread {name} has ended with an exception, which is a bug in flk:")
-        text = "".join(traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback))
-        for line in hidden(text, secrets).splitlines():
-            log(line)
-
-    threading.excepthook = tell
 
 
 def _import_torch(settings: Settings, script: Path | None) -> None:

@@ -1,7 +1,4 @@
-"""A rank's report of its exception, for the launcher and for torchrun.
-
-flk's launcher reads it from a pipe. torchrun reads it from the file that TORCHELASTIC_ERROR_FILE names.
-"""
+"""A rank's report of its exception, which the launcher reads from a pipe."""
 
 from __future__ import annotations
 
@@ -103,16 +100,10 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
 
 
 def send(report: dict[str, Any]) -> None:
-    """Send a report, as from `describe`, to flk's launcher and to torchrun, where they have started this rank."""
+    """Send a report, as from `describe`, to flk's launcher, where it has started this rank."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         pipe = int(os.environ[pod_env.REPORT_FD])
         host.write_all(pipe, json.dumps(report).encode() + b"\n")
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        extra = {"py_callstack": report["traceback"], "timestamp": str(int(report["time"]))}
-        content = {"message": {"message": f"{report['type']}: {report['message']}", "extraInfo": extra}}
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file)
 
 
 def user_frames(error: BaseException) -> types.TracebackType | None:

@@ -22,7 +22,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,8 +91,7 @@ def start() -> None:
             faulthandler.register(stack_signal(), file=stacks, all_threads=True)
             others -= {stack_signal()}
         listener = socket.socket(socket.AF_UNIX)
-        with _short_path(path + SOCKET) as short:
-            listener.bind(short)
+        listener.bind(path + SOCKET)
         listener.listen()
         # A script may wait for signals that it blocks: another thread must not take them from it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, others)
@@ -100,35 +99,6 @@ def start() -> None:
             threading.Thread(target=_serve, args=(listener, own_page()), name="flk-observer", daemon=True).start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def connect(path: str, timeout: float) -> socket.socket:
-    """Connect to the observer of the rank whose FLK_OBSERVER is ``path``. Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(timeout)
-        with _short_path(path + SOCKET) as short:
-            connection.connect(short)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-@contextlib.contextmanager
-def _short_path(path: str) -> Iterator[str]:
-    """Another path of the same file that is short enough for a Unix socket, whose path has at most 107 bytes.
-
-    Without /proc it is the path itself.
-    """
-    if not pod_layout.LINUX:
-        yield path
-        return
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-    finally:
-        os.close(folder)
 
 
 def _serve(listener: socket.socket, page: ProgressPage) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -186,10 +187,12 @@ def _handles_signal(pid: int) -> bool:
 
 def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
-    with contextlib.suppress(OSError), observer.connect(path, _ANSWER_TIMEOUT) as connection:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_TIMEOUT)
+        connection.connect(path + observer.SOCKET)
         connection.sendall(b"\n")
-        with connection.makefile("rb") as answer:
-            return observer.ANSWERS.decode(answer.read())
+        with connection.makefile("rb") as file:
+            return observer.ANSWERS.decode(file.read())
     return None
 
 

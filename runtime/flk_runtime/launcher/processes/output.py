@@ -9,7 +9,6 @@ import collections
 import contextlib
 import os
 import re
-import selectors
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -170,18 +169,12 @@ class RankPipes:
     """The three pipes of one rank: its stdout and stderr, and the one on which it reports its exception."""
 
     def __init__(self, stdout: Prefixer, stderr: Prefixer) -> None:
-        """Raises OSError where this process may open no more files."""
         self._targets: dict[int, Prefixer | None] = {}  # by descriptor to read from; None for the reports
         self.write_ends: list[int] = []  # for the rank: stdout, stderr, reports
         self._report = b""
         self._stderr = stderr
         for target in (stdout, stderr, None):
-            try:
-                read, write = os.pipe()
-            except OSError:
-                for fd in (*self._targets, *self.write_ends):
-                    os.close(fd)
-                raise
+            read, write = os.pipe()
             os.set_blocking(read, False)
             self._targets[read] = target
             self.write_ends.append(write)
@@ -227,7 +220,7 @@ class RankPipes:
     def read_rest_and_close(self, fd: int) -> None:
         """Pass on the bytes that a pipe still contains, and close it. Another process may still write into it."""
         for _ in range(_PIPE_LIMIT // _CHUNK):
-            if not is_readable(fd) or not self.read(fd):
+            if not self.read(fd):
                 break
         self.close(fd)
 
@@ -244,10 +237,3 @@ class RankPipes:
             return None
         report, self._report = self._report, b""
         return report.splitlines()[-1]
-
-
-def is_readable(fd: int) -> bool:
-    """Return whether a read would return at once, with data or with the end of the stream."""
-    with selectors.PollSelector() as poll:
-        poll.register(fd, selectors.EVENT_READ)
-        return bool(poll.select(0))

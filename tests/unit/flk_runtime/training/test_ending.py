@@ -64,7 +64,9 @@ for name, script in cases.items():
     if os.fork() == 0:
         for number, stream in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
-        os.environ["TORCHELASTIC_ERROR_FILE"] = f"{name}.json"
+        report = os.open(f"{name}.report", os.O_WRONLY | os.O_CREAT)
+        os.set_inheritable(report, True)
+        os.environ["FLK_REPORT_FD"] = str(report)
         exec(script, {"__name__": "__main__"})
         break
     open(f"{name}.code", "w").write(str(os.waitstatus_to_exitcode(os.wait()[1])))
@@ -89,10 +91,8 @@ def test_a_last_checkpoint_that_cannot_be_written_is_the_failure_of_its_process(
     assert (ended / f"{case}.code").read_text() == str(code), stderr
     assert (ended / f"{case}.stdout").read_text().splitlines() == ["waited for a", "waited for b"]
     assert ("No space left on device" in stderr) == bool(code)
-    report = ended / f"{case}.json"
-    assert report.exists() == bool(code)
-    if code:
-        assert "No space left on device" in json.loads(report.read_text())["message"]["message"]
+    messages = [json.loads(line)["message"] for line in (ended / f"{case}.report").read_text().splitlines()]
+    assert ["No space left on device" in message for message in messages] == [True] * bool(code)
 
 
 def test_after_an_exit_code_of_a_failure_only_writes_that_go_on_are_awaited(ended: Path) -> None:
