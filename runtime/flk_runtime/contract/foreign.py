@@ -109,9 +109,9 @@ def _checked(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{type(value).__name__} is no {kind.__name__}")
     if kind is int and abs(value) > LARGEST:
-        raise ValueError("a number is too large")
+        raise ForeignError("a number is too large")
     if kind is float and not math.isfinite(value):
-        raise ValueError("a number is not finite")
+        raise ForeignError("a number is not finite")
     return value
 
 
@@ -136,8 +136,6 @@ def parse(text: str | bytes | bytearray, limit: int = LIMIT) -> Any:
         raise ForeignError(f"it is longer than {limit} bytes")
     try:
         value = json.loads(text, parse_constant=_refuse)
-    except ForeignError:
-        raise
     except ERRORS as error:
         raise ForeignError(f"it is no JSON that can be read: {_reason(error)}") from None
     return bounded(value)
@@ -165,10 +163,8 @@ def bounded(value: Any) -> Any:
                 below += each.values()
             elif kind is list:
                 below += each
-            elif kind is int and abs(each) > LARGEST:
-                raise ForeignError("a number is too large")
-            elif kind is float and not math.isfinite(each):
-                raise ForeignError("a number is not finite")
+            else:
+                _checked(each, kind)
         if not below:
             return value
         level = below

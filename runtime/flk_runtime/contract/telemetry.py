@@ -122,10 +122,10 @@ _LARGE: Final = 1e5
 def pack_telemetry(telemetry: Telemetry, limit: int = ARCHIVE_LIMIT) -> str:
     """The telemetry as text of at most ``limit`` bytes. Samples are left out evenly, and ranks and pods from the end.
 
-    Empty if not even one sample fits.
+    Empty if not even two samples fit.
     """
     samples, listed = _KEPT_SAMPLES, _KEPT_LISTED
-    while samples:
+    while samples > 1:
         text = _packed(telemetry, samples, listed)
         if len(text) <= limit:
             return text
@@ -155,11 +155,9 @@ def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
 
 
 def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
-    """At most ``limit`` samples, evenly chosen, with the first and the last one."""
+    """At most ``limit`` samples, two or more, evenly chosen, with the first and the last one."""
     if len(history) <= limit:
         return list(history)
-    if limit == 1:
-        return [history[-1]]
     return [history[round(index * (len(history) - 1) / (limit - 1))] for index in range(limit)]
 
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.reader import MarkedShare, ShareReader, count_shards, is_hugging_face
-from flk_runtime.distributed import comm_device, process_group
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
 # Libraries whose datasets split themselves over ranks and workers.
@@ -145,20 +143,13 @@ class IterableLoader(EpochLoader):
     def _data_of(self, state: Mapping[str, Any]) -> Any:
         return self._reader.start_of(state)
 
-    def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
-        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""
-        own = (int(found is not None), found[0] if found else 0)
-        if self._world_size == 1:
-            return lambda: own
-        total = torch.tensor(own, device=comm_device(torch.device("cpu")))
-        work = dist.all_reduce(total, async_op=True)
+    def _ask(self, found: Any) -> Callable[[], list[int]]:
+        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples.
 
-        def answer() -> tuple[int, int]:
-            work.wait()
-            ranks, samples = total.tolist()
-            return ranks, samples
-
-        return answer
+        Ranks that read the same part of the data, as those of one tensor parallel group, count as one.
+        """
+        answer, ranks = process_group.sums(int(found is not None), found[0] if found else 0), process_group.world_size()
+        return lambda: [total * self._world_size // ranks for total in answer()]
 
     def _compare(self, mark: int) -> None:
         """Raise SetupError if the ranks have read different elements, unless each reads others each time. Collective.

@@ -227,7 +227,8 @@ class ShareReader(IterableDataset[MarkedShare]):
     def gather(self, state: ReadState) -> None:
         """Add to ``state`` what the other ranks know of the parts that they read. Collective if they read their own."""
         if self._divides(state):
-            for rank, parts in enumerate(process_group.all_gather(state.parts[self._rank :: self._world_size])):
+            own = self._rank, state.parts[self._rank :: self._world_size]
+            for rank, parts in process_group.all_gather(own):  # of a mesh, several ranks read the same parts
                 state.parts[rank :: self._world_size] = parts
 
     def join(self) -> None:

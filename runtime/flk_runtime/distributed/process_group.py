@@ -58,18 +58,24 @@ def on_main(function: Callable[[], T]) -> T:
     return result
 
 
-def all_true(flag: bool) -> Callable[[], bool]:
-    """Start to ask whether ``flag`` is true on all ranks; the returned function waits for the answer. Collective."""
+def sums(*values: int) -> Callable[[], list[int]]:
+    """Start to add up all ranks' values, one for each argument; the returned function waits for them. Collective."""
     if world_size() == 1:
-        return lambda: flag
-    flags = torch.tensor([int(flag)], device=comm_device(_CPU))
-    work = dist.all_reduce(flags, op=dist.ReduceOp.MIN, async_op=True)
+        return lambda: list(values)
+    total = torch.tensor(values, device=comm_device(_CPU))
+    work = dist.all_reduce(total, async_op=True)
 
-    def wait() -> bool:
+    def wait() -> list[int]:
         work.wait()
-        return bool(flags.item())
+        return [int(number) for number in total.tolist()]
 
     return wait
+
+
+def all_true(flag: bool) -> Callable[[], bool]:
+    """Start to ask whether ``flag`` is true on all ranks; the returned function waits for the answer. Collective."""
+    answer = sums(int(flag))
+    return lambda: answer() == [world_size()]
 
 
 def maximum(*values: int) -> list[int]:

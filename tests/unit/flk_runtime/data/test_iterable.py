@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy
@@ -152,23 +151,32 @@ def test_workers_change_neither_samples_nor_their_order(workers: int) -> None:
 def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    class Work:
-        def wait(self) -> None:
-            events.append("wait")
-
-    def all_reduce(total: torch.Tensor, async_op: bool = False) -> Work:
+    def sums(*values: int) -> Any:
         events.append("ask")
-        total.mul_(2)  # both ranks have as much
-        assert async_op
-        return Work()
 
-    monkeypatch.setattr(iterable, "comm_device", lambda device: device)
-    monkeypatch.setattr(iterable.dist, "all_reduce", all_reduce)
+        def wait() -> list[int]:
+            events.append("wait")
+            return [2 * value for value in values]  # both ranks have as much
+
+        return wait
+
+    monkeypatch.setattr(iterable.process_group, "sums", sums)
+    monkeypatch.setattr(iterable.process_group, "world_size", lambda: 2)
     monkeypatch.setattr(iterable.process_group, "all_gather", lambda mark: [mark, mark])
     context = loader_context(1, rank=0, world_size=2)
     for _ in IterableLoader(Numbers(6), context):
         events.append("step")
     assert " ".join(events) == "ask wait ask step wait ask step wait ask step wait"
+
+
+def test_ranks_of_a_mesh_that_read_the_same_part_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts of the data, each for two of four ranks."""
+    monkeypatch.setattr(iterable.process_group, "sums", lambda *values: lambda: [4 * value for value in values])
+    monkeypatch.setattr(iterable.process_group, "world_size", lambda: 4)
+    monkeypatch.setattr(iterable.process_group, "all_gather", lambda mark: [mark] * 4)
+    shares = Shares()
+    assert values(IterableLoader(Numbers(8), loader_context(2, 0, 2, events=shares))) == [0, 2, 4, 6]
+    assert [(share.samples, share.own) for share in shares.found] == [(4, 2), (4, 2)]
 
 
 def test_a_dataset_is_told_the_epoch() -> None:
@@ -485,14 +493,14 @@ class World:
     def __init__(self, elements: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self._other = iter(ShareReader(elements, 1, 2, 4, drop_last=False))
         self._mark = next(iter(ShareReader(elements, 1, 2, 4, drop_last=False)))[1]
-        monkeypatch.setattr(iterable, "comm_device", lambda device: device)
-        monkeypatch.setattr(iterable.dist, "all_reduce", self._add)
+        monkeypatch.setattr(iterable.process_group, "sums", self._add)
+        monkeypatch.setattr(iterable.process_group, "world_size", lambda: 2)
         monkeypatch.setattr(iterable.process_group, "all_true", lambda flag: lambda: flag)
         monkeypatch.setattr(iterable.process_group, "all_gather", lambda mark: [mark, self._mark])
 
-    def _add(self, total: torch.Tensor, async_op: bool = False) -> Any:
-        total += torch.tensor([1, next(self._other)[0]])
-        return SimpleNamespace(wait=lambda: None)
+    def _add(self, ranks: int, samples: int) -> Any:
+        samples += next(self._other)[0]
+        return lambda: [ranks + 1, samples]
 
 
 def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
