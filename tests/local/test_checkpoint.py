@@ -196,19 +196,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(
     assert sorted(path.name for path in folder.glob("[!.]*")) == ["latest", "step-000000006", "step-000000007"]
 
 
-def test_a_name_that_somebody_writes_into_latest_is_resumed_and_later_ones_are_named(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    folder = tmp_path / "folder"
-    undisturbed = train(ranks, folder, 7)
-    (folder / "latest").write_text("step-000000006\n")
-    (resumed,) = train(ranks, folder, 7)
-    assert f"flk: {folder}: latest names step 6; the checkpoints of later steps, 7, are not used" in resumed.lines
-    assert f"flk: resumed at step 6 from {folder}/step-000000006" in resumed.lines
-    assert last([resumed]) == last(undisturbed)
-    assert (folder / "latest").read_text().split()[0] == "step-000000007"
-
-
 def test_ranks_that_do_not_see_the_same_folder_end_with_the_reason(ranks: Ranks, tmp_path: Path) -> None:
     elsewhere = {1: {"FLK_CHECKPOINT": str(tmp_path / "elsewhere")}}
     for rank in train(ranks, tmp_path / "one", 8, 2, of_rank=elsewhere, failing=True):

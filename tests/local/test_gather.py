@@ -117,11 +117,3 @@ def test_copies_in_the_pod_are_read_in_place_of_what_other_pods_have(ranks: Rank
     assert min(own) > 0
     assert [rank["()"][0] for rank in ended] == [0, 0, own[0], own[0]]
     assert [rank["(3,)"][0] for rank in ended] == [own[3], own[3], own[0], own[0]], "a copy that is gone is received"
-
-
-def test_one_rank_reads_the_shards_of_many(ranks: Ranks) -> None:
-    ranks(SCRIPT + '\nsave("full")\n', 3)
-    one = SCRIPT.replace('dist.init_process_group("gloo")', "").replace(
-        "dist.get_rank(), dist.get_world_size()", "0, 1"
-    )
-    ranks(one + '\nassert read("full", "ddp", [0, 0, 0])[0].received == 0\n', 1)

@@ -15,8 +15,7 @@ from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
-CASES = ("ddp", "full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2")
-FEW = ("ddp", "full_shard", "hybrid_shard_zero2")  # of every run; the soak has all
+FEW = ("ddp", "full_shard", "hybrid_shard_zero2")
 
 # A run of at most 6 steps that saves at its end, or more often, in a folder under $BASE.
 GO = (
@@ -270,75 +269,6 @@ with group():
 def test_sharded_states_that_cannot_be_saved_are_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     ended = ranks(REFUSED, 2, {"BASE": str(tmp_path)})
     assert [told(each) for each in ended] == [{"rank": 0}, {"rank": 1}]
-
-
-# Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.
-WORLDS = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (2,), 8: (4,)}
-
-# Batches that every one of these worlds divides evenly.
-BATCHES = """
-def data(steps, accumulation):
-    return torch.randint(0, 11, (steps, accumulation, 24, 9), generator=torch.Generator().manual_seed(5))
-
-def share(run, parts):
-    return parts.chunk(run.world_size)[run.rank]
-"""
-
-
-@pytest.fixture(scope="module")
-def saved(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with a checkpoint of step 3 of each strategy, and the losses of their whole runs."""
-    folder = tmp_path_factory.mktemp("saved")
-    script = (
-        GO
-        + BATCHES
-        + f"""
-with group():
-    for name in {CASES}:
-        tell(name, go(f"{{name}}-whole", name, 6))
-        go(name, name, 3)
-"""
-    )
-    return folder, told(Ranks(fork_server, folder, 300)(script, 4, {"BASE": str(folder)})[0])
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_every_strategy_resumes_under_every_other_at_any_world_size(
-    fork_server: ForkServerContext, tmp_path: Path, saved: tuple[Path, dict[str, Any]], world_size: int
-) -> None:
-    """Four ranks have saved, those of a hybrid strategy as two shard groups of two ranks.
-
-    One rank cannot form a hybrid's two levels, nor can two or three: they resume as one shard group of all ranks, and
-    as groups of one rank each.
-    """
-    source, whole = saved
-    cases = {}
-    for before in whole:
-        for name in CASES:
-            for size in WORLDS[world_size] if name.startswith("hybrid") else (1,):
-                case = f"{before} to {name} of {size}"
-                shutil.copytree(source / before, tmp_path / case)
-                cases[case] = (name, size)
-    script = (
-        GO
-        + BATCHES
-        + f"""
-with group():
-    for case, (name, size) in {cases}.items():
-        tell(case, go(case, name, 6, shard_size=size))
-"""
-    )
-    found = told(Ranks(fork_server, tmp_path, 600)(script, world_size, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == cases.keys()
-    undisturbed = whole["ddp"][3:]
-    wrong = {case: losses for case, losses in found.items() if losses != pytest.approx(undisturbed, abs=1e-6)}
-    assert wrong == {}, f"the undisturbed run's losses are {undisturbed}"
-    if world_size == 4:
-        same = {case: before for case in cases for before in whole if case.startswith(f"{before} to {before} ")}
-        assert len(same) == len(CASES)
-        assert {case: found[case] for case in same} == {case: whole[before][3:] for case, before in same.items()}
 
 
 def test_tensors_without_elements_are_saved_and_restored(ranks: Ranks, tmp_path: Path) -> None:

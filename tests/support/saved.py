@@ -31,9 +31,6 @@ class Held:
     def names(self, prefix: Path = ()) -> Iterator[tuple[str, Path]]:
         return ((name, path) for name, path in self._paths.items() if path[: len(prefix)] == prefix)
 
-    def has(self, name: str) -> bool:
-        return name in self._paths
-
     def shape(self, name: str) -> tuple[int, ...] | None:
         return tuple(self.saved_tensors[name].shape) if name in self.saved_tensors else None
 

@@ -58,9 +58,6 @@ class SavedCheckpoint:
             if path[: len(prefix)] == prefix:
                 yield name, path
 
-    def has(self, name: str) -> bool:
-        return name in self._paths
-
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of the full tensor of this name; None if there is none."""
         found = self.saved_tensors.get(name)
@@ -106,15 +103,15 @@ class SavedCheckpoint:
             if shape is None:
                 raise MismatchError(f"{self.place} holds no tensor {chunk.name!r}")
             if shape != chunk.shape:
-                raise MismatchError(f"{chunk.name!r} has the shape {shape} in {self.place}, and {chunk.shape} here")
+                raise MismatchError(
+                    f"{chunk.name!r} has the shape {shape} in {self.place}, and the shape {chunk.shape} here"
+                )
             box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
             wanted.setdefault(chunk.name, []).append(box)
         items: list[ReadItem] = []
         for name, boxes in wanted.items():
             stored = self.saved_tensors[name]
-            # A chunk that is listed a million times is read once.
-            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}
-            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), boxes)
+            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=stored.chunks or []), boxes)
             # It is more where two ranks of another program have written the same chunk.
             if sum(part.lengths.numel() for part in parts) < sum(box.sizes.numel() for box in boxes):
                 raise MismatchError(f"{self.place} does not hold all of the tensor {name!r}")
@@ -123,7 +120,7 @@ class SavedCheckpoint:
 
     def _value(self, name: str) -> Any:
         """A plain value. Reading it runs no code of the file's."""
-        if not self.has(name):
+        if name not in self._paths:
             raise MismatchError(f"{self.place} holds no value {name!r}")
         return torch.load(io.BytesIO(self._reader.read_value(name)), map_location="cpu", weights_only=True)
 

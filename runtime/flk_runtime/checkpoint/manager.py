@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,7 +83,7 @@ class Resumed:
 
     def load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Give ``thing`` its state. Raises CheckpointError if that does not fit."""
-        with _restoring(name, self.place):
+        try:
             if isinstance(thing, DistributedStateful):
                 thing.load_state(self.objects[name])
             elif name in self.objects:
@@ -97,6 +96,9 @@ class Resumed:
                     "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
                     "under another name so that it starts anew"
                 )
+        except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+            message = f"cannot restore {name!r} from {self.place}: {' '.join(str(error).split())}"
+            raise checkpoint_error(message, error) from error
 
 
 class CheckpointManager:
@@ -167,12 +169,11 @@ class CheckpointManager:
         self._objects[name] = thing
         if self._saver is not None and (values := values_of(thing)) is not None:
             encode_whole(values, (name,))  # raises now if it cannot be saved
-        if name not in self._unclaimed:
+        if self._resumed is None or name not in self._unclaimed:
             if self._resumed and not name.startswith(INTERNAL):
                 self._log(f"flk: {name!r} is not in {self._resumed.place}, and begins anew")
             return
         self._unclaimed.discard(name)
-        assert self._resumed is not None  # noqa: S101
         self._resumed.load(name, thing)
         for other, earlier in self._objects.items():
             if isinstance(earlier, DistributedStateful) and other in self._resumed.objects:
@@ -425,16 +426,6 @@ class CheckpointManager:
     def _current_progress(self, steps: int) -> Progress:
         loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
         return progress_of(steps, loaders)
-
-
-@contextlib.contextmanager
-def _restoring(name: str, place: str) -> Iterator[None]:
-    """Inside, what keeps an object from getting its state becomes a CheckpointError with its name."""
-    try:
-        yield
-    except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        message = f"cannot restore {name!r} from {place}: {' '.join(str(error).split())}"
-        raise checkpoint_error(message, error) from error
 
 
 def progress_of(steps: int, states: Mapping[str, Any]) -> Progress:

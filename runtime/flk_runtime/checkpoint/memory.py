@@ -64,12 +64,10 @@ class PodMemory:
         self._counts_third = counts_third or self._counts_third
         return self._reserve(sizes)
 
-    def add_third(self) -> str:
-        """Have three files and not two, so that one more can be read meanwhile. Returns why not; empty: there are."""
+    def add_third(self) -> None:
+        """Have three files and not two, so that one more can be read meanwhile, if there is room after all."""
         self._third = True
-        refusal = self._reserve({self._rank: self.size})
-        self._third = not refusal
-        return refusal
+        self._third = not self._reserve({self._rank: self.size})
 
     def _reserve(self, sizes: dict[int, int]) -> str:
         answer = self._ask(messages.Reserve(sizes, self._counts_third, self._third))

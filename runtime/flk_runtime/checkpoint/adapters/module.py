@@ -38,14 +38,12 @@ class ModuleState(DistributedStateful):
         self._cache = ChunkCache()
         buffers = {user_name(module, name): each for name, each in module.named_buffers() if not is_lazy(each)}
         self._shapes = {name: each.shape for name, each in buffers.items()}
-        self.left_out: frozenset[str] = frozenset()
-        """Entries that are not saved. They are loaded if the checkpoint has them."""
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         return thing is self._module
 
     def save_state(self, name: str) -> SplitState:
-        state = {key: value for key, value in self.entries().items() if key not in self.left_out}
+        state = self.entries()
         for key, shape in self._shapes.items():
             if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape and not self._resizes(value):
                 raise MismatchError(
@@ -68,7 +66,7 @@ class ModuleState(DistributedStateful):
 
     def read(self, saved: SavedObject) -> None:
         """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
-        state = {key: value for key, value in self.entries().items() if not self._lacks(saved, key)}
+        state = self.entries()
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         parameters = parameters_of(self._module)
         resized = {
@@ -108,9 +106,6 @@ class ModuleState(DistributedStateful):
             for each in self._module.modules()
             if any(_address(one) == _address(buffer) for one in each.buffers())
         )
-
-    def _lacks(self, saved: SavedObject, key: str) -> bool:
-        return key in self.left_out and not saved.checkpoint.has(f"{saved.name}.{key}")
 
     def _set(self, state: dict[str, Any], plain: dict[str, Any], *, whole: bool = False) -> None:
         """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set.

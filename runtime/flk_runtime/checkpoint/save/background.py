@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.save.writer import StorageWriter
-from flk_runtime.contract.failure import with_advice
 from flk_runtime.shared.shard_file import ShardHeader
 
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
@@ -16,18 +15,17 @@ _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on the
 class BackgroundWriter:
     """Writes copies of this rank's shard with ``writer``. All methods are called by the thread of the training.
 
-    ``on_written(step)`` is called when a checkpoint is complete in storage, by the thread that writes it. ``warn`` is
-    called with the reason where none can be started.
+    ``on_written(step)`` is called when a checkpoint is complete in storage, by the thread that writes it.
     """
 
-    def __init__(self, writer: StorageWriter, on_written: Callable[[int], None], warn: Callable[[str], None]) -> None:
+    def __init__(self, writer: StorageWriter, on_written: Callable[[int], None]) -> None:
         self.writer = writer
         self.shard: StagedShard | None = None
         """The copy that is read, or was read last."""
-        self._on_written, self._warn = on_written, warn
+        self._on_written = on_written
         self._thread: threading.Thread | None = None
         self._awaited = threading.Event()  # whether a caller waits for the write
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     @property
     def is_writing(self) -> bool:
@@ -37,28 +35,22 @@ class BackgroundWriter:
     def begin(self, shard: StagedShard, header: ShardHeader, seconds: float, *, at_end: bool) -> None:
         """Have a copy, which took so many seconds, written by a thread. None writes.
 
-        Where no thread can be started, as at a limit of processes, it is written before this returns; so it is at the
-        end of the process, where Python starts none.
+        Where no thread can be started, as at a limit of processes or at the end of the process, it is written before
+        this returns.
         """
         self.shard = shard
         self._awaited.clear()
         arguments = (shard, header, seconds * _PAUSE, at_end)
-        is_over = not threading.main_thread().is_alive()  # the functions of atexit are called
-        if not is_over:
-            self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
-            try:
-                self._thread.start()
-                return
-            except RuntimeError as error:
-                self._thread = None
-                self._warn(f"training waits while step {header.step} is stored: {with_advice(str(error))}")
+        self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
+        try:
+            self._thread.start()
+            return
+        except RuntimeError:
+            self._thread = None
         self._awaited.set()
         self._write(*arguments)
-        if self._error is not None and not isinstance(self._error, Exception):
-            stop, self._error = self._error, None
-            raise stop from None  # the script's handler of a signal has raised it
 
-    def join(self) -> BaseException | None:
+    def join(self) -> Exception | None:
         """Wait until the latest write has ended. Returns the error that prevented it, else None."""
         if self._thread is not None:
             self._awaited.set()
@@ -73,5 +65,5 @@ class BackgroundWriter:
         try:
             self.writer.write(header, [(header.rank, shard)], at_end=at_end)
             self._on_written(header.step)
-        except BaseException as error:
+        except Exception as error:
             self._error = error

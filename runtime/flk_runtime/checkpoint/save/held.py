@@ -9,7 +9,6 @@ from flk_runtime.checkpoint.memory import PodMemory, SaveKey
 from flk_runtime.distributed import process_group
 
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
-_WAITS = "a save waits for storage while that still writes"
 
 
 class HeldSaves:
@@ -28,7 +27,7 @@ class HeldSaves:
         """Whether there is room for the next save while storage reads another one; after `reserve`."""
         self._on_held, self._warn = on_held, warn
         self._step: int | None = None  # of the save that is not known to be complete
-        self._said_waits = False  # that there is no room for a third file after all
+        self._said_waits = False  # that there is no room for a third file
 
     def poll(self) -> bool:
         """Call ``on_held`` if the latest save has become complete, and return at once.
@@ -65,7 +64,7 @@ class HeldSaves:
         refusal = self._try_to_reserve(sizes)
         if no_third and not refusal and not self._said_waits and process_group.rank() == 0:
             self._said_waits = True
-            self._warn(f"{_WAITS}: {no_third}")
+            self._warn(f"a save waits for storage while that still writes: {no_third}")
         return refusal
 
     def path(self, size: int, read: Path | None) -> Path | None:
@@ -76,11 +75,8 @@ class HeldSaves:
             return None
         path = memory.next_path(read)
         if path == read and self.has_third:
-            refusal = memory.add_third()
+            memory.add_third()
             path = memory.next_path(read)
-            if refusal and not self._said_waits:
-                self._said_waits = True
-                self._warn(f"{_WAITS}: {refusal}")
         return path
 
     def _try_to_reserve(self, sizes: dict[int, int], *, counts_third: bool = False) -> str:

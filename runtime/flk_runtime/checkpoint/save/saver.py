@@ -67,7 +67,7 @@ class Saver:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
             world_size = process_group.world_size()
             writer = StorageWriter(destination, keep, process_group.store(), self._rank, world_size, timeout)
-            self._storage = BackgroundWriter(writer, self._note_written, warn)
+            self._storage = BackgroundWriter(writer, self._note_written)
         self._staging: Staging | None = None
         self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
         self._announced = -1  # the step of the latest checkpoint that `on_saved` has heard of
@@ -135,14 +135,15 @@ class Saver:
             self._held.memory.settle(whole=not missing_anywhere)
         if incomplete_anywhere or self._staging is None:
             _agree(problem)
-        if state == _PLANS:
+        staging = self._staging
+        if staging is None or state == _PLANS:
             self._pass(self._join())  # it reads files of the plan before
             self.close()
-            self._staging = Staging(make_plan(describe(chunks)), self._metadata, layout)
-            self._reserve(self._staging.size(len(values)))
+            self._staging = staging = Staging(make_plan(describe(chunks)), self._metadata, layout)
+            self._reserve(staging.size(len(values)))
         if not self.can_save:
             return
-        self._stage(step, number, chunks, values)
+        self._stage(staging, step, number, chunks, values)
         stored = self._storage is not None and (store or self._held is None) and not writing_anywhere
         self.behind = self._separate and not stored
         if stored:
@@ -204,8 +205,8 @@ class Saver:
         ``at_end``: as in `wait`.
         Returns when it is complete. Raises CheckpointError on all ranks if it could not be written.
         """
-        assert self._held is not None  # noqa: S101
-        assert self._storage is not None  # noqa: S101
+        if self._held is None or self._storage is None:
+            return
         open_shard, step, readers = self._held.memory.open_shard, checkpoint.step, checkpoint.readers
         own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
         self._storage.writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
@@ -217,13 +218,13 @@ class Saver:
         if self._held:
             self._held.memory.restored()
 
-    def _join(self) -> BaseException | None:
+    def _join(self) -> Exception | None:
         return self._storage.join() if self._storage else None
 
     def _loss(self) -> str:
         return self._held.loss() if self._held else ""
 
-    def _pass(self, error: BaseException | None) -> None:
+    def _pass(self, error: Exception | None) -> None:
         """Go on after a write that failed with ``error``, if training may. Else raise it."""
         if error is None:
             return
@@ -243,23 +244,22 @@ class Saver:
         if not self._separate or step > self._announced:
             self._on_saved(step)
 
-    def _passes(self, error: BaseException) -> bool:
+    def _passes(self, error: Exception) -> bool:
         kept = self._separate and self._held is not None  # it is in memory, whatever happens to storage
         passing = kept or self._storage is None or self._storage.writer.destination.passing_errors
         return passing and isinstance(error, CheckpointError)
 
-    def _stage(self, step: int, number: int, chunks: Sequence[Chunk], values: bytes) -> None:
+    def _stage(self, staging: Staging, step: int, number: int, chunks: Sequence[Chunk], values: bytes) -> None:
         """Copy this rank's shard, and have it held in memory."""
-        assert self._staging is not None  # noqa: S101
         held, storage, path = self._held, self._storage, None
         if held:
             read = storage.shard.path if storage and storage.shard and storage.is_writing else None
-            path = held.path(self._staging.size(len(values)), read)
+            path = held.path(staging.size(len(values)), read)
         self._latest, save = None, SaveKey(step, number)
         begin = time.monotonic()
         if path or storage:  # else nothing would read the copy
             try:
-                shard = self._staging.shard(path)
+                shard = staging.shard(path)
                 if storage and shard is storage.shard:
                     self._pass(self._join())
                 header = shard.copy(chunks, values, save, self._rank, process_group.world_size())
@@ -273,10 +273,9 @@ class Saver:
 
     def _begin_write(self, *, at_end: bool = False) -> None:
         """Have the latest copy written to storage, while nothing is written."""
-        assert self._storage is not None  # noqa: S101
-        assert self._latest is not None  # noqa: S101
-        self.stored = self._latest[1].step
-        self._storage.begin(*self._latest, at_end=at_end)
+        if self._storage is not None and self._latest is not None:
+            self.stored = self._latest[1].step
+            self._storage.begin(*self._latest, at_end=at_end)
 
     def _reserve(self, size: int) -> None:
         """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""

@@ -131,20 +131,19 @@ class StorageWriter:
         """Make the checkpoint visible when all ranks have written their files. Returns the error if they have not."""
         place = self.destination.locate(header.step)
         answers = []
+        failure: dict[str, Any] | None = None
         try:
             for rank in range(self._world_size):
                 answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
                 self._store.delete_key(f"{key}{rank}")  # it has a line for each tensor
-            for rank, answer in enumerate(answers):
-                if "error" in answer:
-                    self.destination.discard(header.step)
-                    who = f"rank {rank}: " if self._world_size > 1 else ""
-                    return {**answer, "error": f"cannot write the checkpoint {place}: {who}{answer['error']}"}
-            self._commit(header, answers)
+            failure = _first_failure(answers)
+            if failure is None:
+                self._commit(header, answers)
         except Exception as error:
+            failure = _told(error)
+        if failure is not None:
             self.destination.discard(header.step)
-            told = _told(error)
-            return {**told, "error": f"cannot write the checkpoint {place}: {told['error']}"}
+            return {**failure, "error": f"cannot write the checkpoint {place}: {failure['error']}"}
         try:
             until_now = sorted(step for step in self.destination.steps() if step <= header.step)
             for step in until_now[: -self._keep]:
@@ -222,6 +221,14 @@ def _contents(rank: int, shard: Shard) -> Iterator[tuple[Entry, Any]]:
     yield from shard.tensors()
     own = value_name(rank)
     yield Entry(own, (own,), 0, 0), shard.values
+
+
+def _first_failure(answers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The error of the first rank that has one, with the rank if there are several."""
+    for rank, answer in enumerate(answers):
+        if "error" in answer:
+            return {**answer, "error": f"rank {rank}: {answer['error']}"} if len(answers) > 1 else answer
+    return None
 
 
 def _told(error: Exception) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from flk_runtime.checkpoint.storage.folder import FolderDestination, exists
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, Manifest, read_pointer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # write into one checkpoint. The latest one that has called `claim` is the owner; others cannot complete checkpoints.
 Destination: TypeAlias = "FolderDestination | S3Destination"
 
+_Problem = tuple[str, OSError | None]  # what one rank finds, empty: nothing; the error of the storage itself
+_NONE: _Problem = ("", None)
 _SEEN_LIMIT = 5.0  # seconds in which a network file system has to show the other ranks what rank 0 has written
 
 
@@ -35,13 +37,6 @@ def open_destination(place: str) -> Destination:
 
         return S3Destination(place)
     return FolderDestination(Path(place))
-
-
-class _Problem(NamedTuple):
-    """The fault that one rank finds."""
-
-    text: str = ""  # empty: nothing
-    error: OSError | None = None  # of the storage itself
 
 
 def is_shared(folder: Path) -> bool:
@@ -71,11 +66,11 @@ def _look_for(mark: Path) -> _Problem:
     try:
         while not exists(mark):
             if time.monotonic() >= end:
-                return _Problem("it is another folder")
+                return "it is another folder", None
             time.sleep(0.05)
     except OSError as error:
-        return _Problem(f"cannot read the checkpoint folder {mark.parent}: {error}", error)
-    return _Problem()
+        return f"cannot read the checkpoint folder {mark.parent}: {error}", error
+    return _NONE
 
 
 def find_newest(destination: Destination, warn: Callable[[str], None], step: int | None = None) -> Manifest | None:
@@ -142,16 +137,16 @@ def _verify(destination: Destination, manifest: Manifest) -> _Problem:
         try:
             found = destination.measure(manifest.step, file)
             if found.size != stored.size:
-                return _Problem(f"{file} has {found.size} bytes, and its manifest says {stored.size}")
+                return f"{file} has {found.size} bytes, and its manifest says {stored.size}", None
             if found != stored:
-                return _Problem(f"{file} has another checksum than its manifest says")
+                return f"{file} has another checksum than its manifest says", None
         except FileNotFoundError:
-            return _Problem(f"{file} is missing")
+            return f"{file} is missing", None
         except ValueError as error:
-            return _Problem(str(error))
+            return str(error), None
         except OSError as error:
-            return _Problem(f"cannot read {file} of the checkpoint {destination.locate(manifest.step)}: {error}", error)
-    return _Problem()
+            return f"cannot read {file} of the checkpoint {destination.locate(manifest.step)}: {error}", error
+    return _NONE
 
 
 def _agree(own: _Problem) -> str:

@@ -42,7 +42,6 @@ _PROBE = ".probe"
 _WRITER = ".writer"  # names the owner
 _SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _STATUS = re.compile(r"status code: (\d+ [\w ]+)")
-_CAUSE = re.compile(r"HTTP error: ([^\n]+)")
 
 
 class S3Destination:
@@ -229,6 +228,4 @@ def _words(error: BaseException) -> str:
         return f"{match[1]}: {match[2]}"
     if match := _STATUS.search(text):
         return f"the server answered {match[1].strip()}"
-    if match := _CAUSE.search(text):
-        return match[1]
     return text.splitlines()[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState, open_checkpoints
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, open_checkpoints
 from flk_runtime.checkpoint.manager import Resumed, progress_of
 from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.checkpoint.stateful import per_rank, replicated
@@ -62,21 +62,6 @@ def test_a_rank_whose_state_cannot_be_read_answers_the_others_before_it_raises(m
     with pytest.raises(ZeroDivisionError):
         manager._compare()
     assert answers == [False]
-
-
-def test_a_parameter_may_have_none_in_the_place_of_its_state() -> None:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(1)).backward()
-    optimizer.step()
-    optimizer.state[model.bias] = None
-    state = OptimizerState(optimizer, {"model": model})
-    assert [each.path[2] for each in state.save_state("optimizer").chunks] == ["weight"]
-    assert state.held_alike().keys() == {
-        "the parameter 'weight'",
-        "the parameter 'bias'",
-        "'momentum_buffer' of 'weight'",
-    }
 
 
 def test_progress_is_told_by_the_numbers_of_positions() -> None:

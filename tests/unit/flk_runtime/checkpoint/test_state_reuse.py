@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import ModuleState, OptimizerState
-from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, chunks_of
+from flk_runtime.checkpoint.state import Chunk
 
 
 def values(chunks: list[Chunk]) -> dict[str, Any]:
@@ -19,23 +18,6 @@ def values(chunks: list[Chunk]) -> dict[str, Any]:
 
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_pieces_are_made_once_for_the_same_memory() -> None:
-    cache, made = ChunkCache(), []
-
-    def make(path: Path, value: torch.Tensor) -> list[Chunk]:
-        made.append(path)
-        return chunks_of(path, value)
-
-    value = torch.zeros(3)
-    first = cache.chunks({("a",): value}, make)
-    value += 1
-    assert cache.chunks({("a",): value.detach()}, make) is first
-    assert first[0].tensor.tolist() == [1, 1, 1]
-    assert made == [("a",)]
-    for changed in ({("b",): value}, {("b",): value.clone()}, {("b",): value.view(1, 3)}, {}):
-        assert equal(values(cache.chunks(changed, make)), {".".join(path): each for path, each in changed.items()})
 
 
 class Model(nn.Sequential):
@@ -126,15 +108,3 @@ def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
     # The parameters that it has got may be of another module.
     assert state.is_of(optimizer, {"other": Model(), "model": model}) is (change is not add_group)
     assert not state.is_of(optimizer, {"model": Model()})
-
-
-def test_the_state_of_a_parameter_that_the_script_adds_later_says_what_to_do() -> None:
-    model = Model()
-    checkpoint = SimpleNamespace(names=lambda above: [("x", (*above, "1.weight", "step"))])
-    groups: dict[str, Any] = {"param_groups": []}
-    saved: Any = SimpleNamespace(name="optimizer", state_dict=lambda: groups, checkpoint=checkpoint)
-    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
-    with pytest.raises(
-        ValueError, match=r"'1\.weight': .*; if the script adds it later, give it to the optimizer before"
-    ):
-        OptimizerState(optimizer, {"model": model}).load_state(saved)

@@ -27,7 +27,7 @@ from flk_runtime.checkpoint.files.weights import Weights
 from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.checkpoint.manager import CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
-from flk_runtime.checkpoint.storage import folder, restore
+from flk_runtime.checkpoint.storage import folder
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.s3 import S3Destination
 from flk_runtime.contract.failure import Kind, Retry
@@ -240,51 +240,6 @@ def test_saves_go_on_after_somebody_has_emptied_the_bucket(bucket: Bucket) -> No
     second.claim()
     with pytest.raises(MismatchError, match="another run saves in"):
         first.commit(10, b"{}")
-
-
-def test_a_bucket_that_fails_at_any_call_of_load_weights(bucket: Bucket) -> None:
-    def use(trouble: Trouble) -> None:
-        bucket.fail(trouble)
-        load(BUCKET)
-
-    assert in_turn(use, [UNAVAILABLE]) > 4
-
-
-class TwoRanks:
-    """Stands for `flk_runtime.distributed.process_group` on rank 0 of 2. Rank 1 answers as this one."""
-
-    @staticmethod
-    def rank() -> int:
-        return 0
-
-    @staticmethod
-    def world_size() -> int:
-        return 2
-
-    @staticmethod
-    def on_main(function: Callable[[], Any]) -> Any:
-        return function()
-
-    @staticmethod
-    def gather(value: Any) -> list[Any]:
-        return [value, value]
-
-
-@pytest.mark.parametrize("error", TROUBLE, ids=repr)
-def test_a_mark_that_cannot_be_read_or_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(restore, "process_group", TwoRanks)
-    monkeypatch.setattr(restore, "_SEEN_LIMIT", 0.0)
-
-    unlink = Path.unlink
-
-    def use(trouble: Trouble) -> None:
-        with failing_files(trouble), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Path, "unlink", trouble.wrap(unlink))
-            assert restore.is_shared(tmp_path)
-
-    assert in_turn(use, [error]) == 3
 
 
 def test_a_path_without_weights_is_final(tmp_path: Path) -> None:

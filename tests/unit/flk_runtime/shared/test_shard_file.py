@@ -19,7 +19,6 @@ from flk_runtime.shared.shard_file import (
     ShardError,
     ShardFile,
     ShardHeader,
-    ShardPreamble,
     read_header,
     verify,
 )
@@ -168,12 +167,6 @@ def test_a_header_that_contradicts_the_shard_is_refused(
     assert verify(content)
     with pytest.raises(ShardError, match=reason):
         read_header(content)
-
-
-def test_a_preamble_travels_as_bytes() -> None:
-    preamble = ShardPreamble(2**40, 2**40, 3, 2, 128, 10, 11, 138, 2**40, b"a" * 32, 2**32 - 1)
-    assert len(preamble.to_bytes()) == DATA_BEGIN
-    assert ShardPreamble.from_bytes(preamble.to_bytes()) == preamble
 
 
 @pytest.mark.parametrize("name", ["x", "x.y"])

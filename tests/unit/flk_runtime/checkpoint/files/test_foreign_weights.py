@@ -16,7 +16,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from flk_runtime.checkpoint.files import Weights, safetensors
-from flk_runtime.checkpoint.load import FilesReader
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.errors import CheckpointError
 from tests.support.checkpoints import store_model
@@ -100,17 +99,6 @@ def test_a_strangers_checkpoint_is_refused(
     saved(tmp_path / "victim")
     with pytest.raises(CheckpointError, match=reason):
         loaded(Weights(str(changed(tmp_path / "given", change))))
-
-
-def test_a_chunk_that_is_listed_again_and_again_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repeat(metadata: dcp.Metadata) -> None:
-        metadata.state_dict_metadata["a"].chunks *= 1000
-
-    weights, read = Weights(str(changed(tmp_path / "given", repeat))), []
-    tensors = FilesReader.read_tensor
-    monkeypatch.setattr(FilesReader, "read_tensor", lambda self, item: (read.append(item), tensors(self, item))[1])
-    assert torch.equal(loaded(weights), torch.arange(8.0))
-    assert len(read) == 1
 
 
 def write_safetensors(path: Path, header: object) -> None:

@@ -62,7 +62,7 @@ def test_weights_are_found_below_wrappers_and_beside_other_values(content: Any, 
         ({"student": STATE, "teacher": OTHER}, "'student' is a OrderedDict; save the weights alone, or under the key"),
         ({"epoch": 3, **STATE}, "'epoch' is a int"),
         ([STATE], "holds a list, and no state_dict"),
-        ({**STATE, "0.weight": torch.ones(1)}, r"'0\.weight' has the shape \(1,\) .*, and \(3, 2\) here"),
+        ({**STATE, "0.weight": torch.ones(1)}, r"'0\.weight' has the shape \(1,\) .*, and the shape \(3, 2\) here"),
     ],
 )
 def test_what_is_missing_is_named(content: Any, words: str, tmp_path: Path) -> None:

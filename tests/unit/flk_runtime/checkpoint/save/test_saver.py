@@ -171,26 +171,8 @@ def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: 
         job.save(step, store=False)
     assert job.stored == [1]
     assert job.stored_weight(1) == 1.0
-    (line,) = job.lines
-    assert line == "a save waits for storage while that still writes: others have filled the file system"
     job.saver.wait()
     assert (job.saved, job.stored) == ([1, 2, 3, 4], [1, 4])
-
-
-def test_a_third_file_is_asked_for_again_with_each_structure_of_the_state(tmp_path: Path, storage: Storage) -> None:
-    job = Job(tmp_path, storage, limit=180_000)
-    job.save(1)
-    assert job.saver._held
-    assert not job.saver._held.has_third
-    (line,) = job.lines
-    job.memory.limit, job.chunk = 1 << 30, torch.zeros(16)
-    job.save(2)
-    assert job.saver._held.has_third
-    assert job.lines == [line]
-    job.saver.wait()
-    job.saver.close()
-    assert job.saver._storage
-    assert job.saver._storage.shard is None
 
 
 def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_is_the_last(
@@ -218,24 +200,12 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert job.save(1)
     assert job.stored == [1]
-    (line,) = job.lines
-    assert line.startswith("training waits while step 1 is stored: the pod is at a limit of processes, ")
     storage.full = True
     job.save(2)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="No space left on device"):
         job.saver.wait()
     assert job.stored == [1]
-
-
-def test_at_the_end_of_the_process_no_thread_is_asked_for(
-    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(tmp_path, storage)
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't create new thread")))
-    monkeypatch.setattr(threading, "main_thread", lambda: Mock(is_alive=lambda: False))
-    assert job.save(1)
-    assert (job.stored, job.lines) == ([1], [])
 
 
 def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_path: Path, storage: Storage) -> None:
