@@ -40,7 +40,7 @@ def main() -> int:
     threading.Thread(target=_wait_for_end, args=(launcher_ended,), daemon=True).start()
     try:
         secret = given or os.environ.get(pod_env.SERVICE_KEY, "")
-        hub = Hub(address, int(port), secret, log=_log)
+        hub = Hub(address, int(port), secret, log=lambda text: print(f"hub: {text}", file=sys.stderr, flush=True))
     except (OSError, SetupError) as error:
         print(f"hub: {error}", file=sys.stderr)
         return int(ExitCode.USAGE)
@@ -49,7 +49,6 @@ def main() -> int:
         farewell = _FAREWELL if hub.met or others else 0.0
         if hub.finished or (launcher_ended.is_set() and hub.idle_for > farewell):
             break
-    _log(f"ends; {hub.wire_bytes / 1e6:.3f} MB on the wire")
     hub.close()
     return 0
 
@@ -57,10 +56,6 @@ def main() -> int:
 def _wait_for_end(ended: threading.Event) -> None:
     sys.stdin.read()
     ended.set()
-
-
-def _log(text: str) -> None:
-    print(f"hub: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,27 +52,13 @@ class HubExchange:
         self._pending: tuple[int, bytes] | None = None  # a contribution without a result, with its version
         self._incoming: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[tuple[FromWorker, Data] | None] = queue.SimpleQueue()
-        self._peer: Peer | None = None
         self._begun = False  # the hub of this connection takes contributions
-        self._counted = [0, 0]  # sent and received over earlier connections
         self._refused: SetupError | None = None
         self._problem = self._logged_problem = ""  # why there is no connection, and which of these the log has
         self._lost_at: float | None = time.monotonic()
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    @property
-    def sent(self) -> int:
-        """Bytes sent so far."""
-        with self._lock:
-            return self._counted[0] + (self._peer.sent if self._peer else 0)
-
-    @property
-    def received(self) -> int:
-        """Bytes received so far."""
-        with self._lock:
-            return self._counted[1] + (self._peer.received if self._peer else 0)
 
     def submit(self, version: int, data: bytes) -> None:
         """Send an outer gradient; returns at once."""
@@ -122,10 +108,6 @@ class HubExchange:
             finally:
                 if peer:
                     peer.close()
-                    with self._lock:
-                        self._counted[0] += peer.sent
-                        self._counted[1] += peer.received
-                        self._peer = None
             if self._refused or self._closing:
                 return
             time.sleep(backoff.next())
@@ -143,7 +125,6 @@ class HubExchange:
                 self._begun = False
                 worker = self._membership.worker
                 hello = messages.Hello(worker, self._layout, self._version, self._digest, self._incarnation)
-                self._peer = peer
             peer.send(hello)
         except BaseException:
             sock.close()

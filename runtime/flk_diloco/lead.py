@@ -103,11 +103,6 @@ class Lead:
         """Wait a second for the average."""
         return self._poll(lambda: self._result is not None)
 
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes sent to the hub and received from it so far."""
-        return self._exchange.sent + self._exchange.received if self._exchange else 0
-
     def close(self) -> None:
         """Tell the hub that this worker has finished."""
         if self._exchange:

@@ -69,19 +69,12 @@ class Hub:
         self._longest = 0  # bytes that a worker may send at once
         self._peers: dict[int, _Peer] = {}  # by worker
         self._closed = threading.Event()
-        self.bytes = 0  # sent and received, of connections that have ended
         self._last_left = time.monotonic()
 
     def start(self) -> None:
         """Serve in threads of this process."""
         threading.Thread(target=self._acceptor.serve, args=(self._serve, "worker"), daemon=True).start()
         threading.Thread(target=self._tick, daemon=True).start()
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that the hub has sent and received over all connections."""
-        with self._lock:
-            return self.bytes + sum(peer.stream.sent + peer.stream.received for peer in self._peers.values())
 
     @property
     def idle_for(self) -> float:
@@ -172,7 +165,7 @@ class Hub:
             reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
             former.post(Refused(reason), b"")
         if former:
-            self._forget(former)
+            former.close()
         if self._rounds:
             member = Member(worker, peer.post, hello.version, hello.digest)
             self._rounds.join(member, time.monotonic())
@@ -189,18 +182,12 @@ class Hub:
 
     def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
         with self._lock:
-            self._forget(peer)
+            peer.close()
             if self._peers.get(worker) is peer:
                 del self._peers[worker]
                 self._last_left = time.monotonic()
                 if self._rounds and not self._closed.is_set():  # a hub that closes has lost nobody
                     self._rounds.leave(worker, time.monotonic(), reason)
-
-    def _forget(self, peer: _Peer) -> None:
-        if not peer.forgotten:
-            peer.forgotten = True
-            self.bytes += peer.stream.sent + peer.stream.received
-            peer.close()
 
     def _tick(self) -> None:
         while not self._closed.wait(_TICK):
@@ -216,7 +203,6 @@ class _Peer:
     def __init__(self, stream: Peer) -> None:
         self.stream = stream
         self.incarnation = ""  # of the worker's process
-        self.forgotten = False
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         threading.Thread(target=messages.send_queued, args=(stream, self._queue, LEASE), daemon=True).start()
 

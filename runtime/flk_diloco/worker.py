@@ -110,11 +110,8 @@ class OuterLoop:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The round, the workers that take part, and the megabytes on the wire, for the line of metrics; on rank 0."""
-        if not self._lead:
-            return {}
-        wire = round(self._lead.wire_bytes / 1e6, 3)
-        return {"round": self._version, "workers": self._lead.workers, "wire_mb": wire}
+        """The round and the workers that take part, for the line of metrics; on rank 0."""
+        return {"round": self._version, "workers": self._lead.workers} if self._lead else {}
 
     def close(self, steps: int) -> None:
         """Tell the hub that this worker has finished."""

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from flk_hosts.loaders import make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
@@ -35,7 +34,7 @@ class Flk(Callback):  # type: ignore[misc]
 
     The model, optimizers, schedulers, loops, callbacks, random states and the position in the data are saved after
     every ``save_every`` steps, and at the end. ``trainer.fit`` then resumes from flk's checkpoint, or from its
-    ``ckpt_path`` if that is of a later step. When a pod of the job must go, all ranks save after the same step and end
+    ``ckpt_path`` if flk has none. When a pod of the job must go, all ranks save after the same step and end
     with code 143. The arguments are those of `flk_runtime.adopt`, and ``log_every`` is ``log_every_n_steps`` by
     default.
 
@@ -141,15 +140,11 @@ class Flk(Callback):  # type: ignore[misc]
         self.loop.close()
 
     def _choose(self, connector: Any) -> None:
-        """Take the later one of flk's checkpoint and the trainer's own, which has been read if there is one."""
-        theirs = int(connector._loaded_checkpoint.get("global_step", 0))
-        # A rank in another pod may not find it.
-        if self._ours and process_group.all_true(theirs > self._state.saved["global_step"])():
-            self._ours = self._resumes = False
-        elif self._ours:
+        """Take flk's checkpoint, else the trainer's own, which has been read if there is one."""
+        if self._ours:
             connector._loaded_checkpoint = {}
-        if theirs and not self._ours:
-            self.loop.begin_at(theirs)
+        elif step := int(connector._loaded_checkpoint.get("global_step", 0)):
+            self.loop.begin_at(step)
 
     def _restore(self, trainer: Any, connector: Any) -> None:
         """Register what the strategy has made, which restores it, and let Lightning restore the rest."""

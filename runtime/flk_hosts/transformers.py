@@ -16,15 +16,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 from transformers import trainer as trainers
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import get_last_checkpoint
 
 from flk_hosts.accelerate import PreparedLoader, is_placeable
-from flk_runtime.checkpoint.stateful import per_rank, replicated
-from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
@@ -34,8 +32,6 @@ from flk_runtime.training.loop import Loop
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
 # What a Trainer adds up between two lines of its log, in attributes of its own.
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
-# Samplers whose order depends on the seed and the epoch alone, and not on random numbers that are drawn before.
-_REPEATABLE: Final = ("SeedableRandomSampler", "SequentialSampler", "BatchRebalanceSampler")
 # The methods of a trainer in whose place methods of the host come.
 _REPLACED: Final = (
     "train",
@@ -53,7 +49,7 @@ def adopt(trainer: Any, **options: Any) -> None:
 
     The model, optimizer, scheduler, counters, random states and the position in the data are saved after every
     ``save_every`` steps, and at the end. ``trainer.train()`` then resumes from flk's checkpoint, or from the one that
-    is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
+    is passed to it if flk has none. When a pod of the job must go, all ranks save after the same step and
     end with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
     Raises SetupError if the trainer uses DeepSpeed or auto_find_batch_size, and in an elastic job.
@@ -87,7 +83,6 @@ class _Host:
         self._steps_per_epoch = 0
         self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
         self._loader_knows = True  # where it is in this epoch
-        self._sums = _Sums(trainer)
         self.is_over = False
         """Whether the trainer has made its last step."""
         self.logs: dict[str, Any] = {}
@@ -114,12 +109,7 @@ class _Host:
                     "hyperparameters"
                 )
             self._trainer.add_callback(_Callback(self))  # after all others, which may make copies at the beginning
-            theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
             self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
-            if process_group.all_true(step > loop.steps)():  # a rank in another pod may not find it
-                loop.begin_at(step)
-                self._counters.saved = {}
-                return train(resume_from_checkpoint=theirs, **more)
             if not loop.steps:
                 return train(resume_from_checkpoint=resume_from_checkpoint, **more)
             with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
@@ -186,10 +176,12 @@ class _Host:
         """Register and restore what the trainer has made: it is about to train."""
         trainer, loop = self._trainer, self.loop
         batch, saved = trainer.get_total_train_batch_size(trainer.args), self._counters.saved
+        if not loop.steps and trainer.state.global_step:  # it has restored a checkpoint of its own
+            loop.begin_at(trainer.state.global_step)
         if loop.steps and saved and saved["batch"] != batch:
             raise SetupError(
                 f"adopt: the checkpoint is of steps of {saved['batch']} samples, and now a step has {batch}: the "
-                "trainer would not find its place in the data; let ranks x per_device_train_batch_size x "
+                "trainer would not find its place in the data; let per_device_train_batch_size x "
                 "gradient_accumulation_steps be the same"
             )
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
@@ -199,24 +191,15 @@ class _Host:
         if scaler := getattr(trainer.accelerator, "scaler", None):
             objects["scaler"] = scaler
         loop.register(**objects)
-        loop.before_save(self._sums.look)
-        loop.register_states(loss=replicated(self._sums), **self._data(loop))
+        loop.register_states(loss=per_rank(_Sums(trainer)), **self._data(loop))
         self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
         self._tokens = trainer.state.num_input_tokens_seen
         self.note_what_follows(evaluates=trainer.args.eval_on_start)
 
     def _data(self, loop: Loop) -> dict[str, Any]:
         """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
-        saved, loader = self._counters.saved, self._trainer.callback_handler.train_dataloader
-        changed = bool(saved) and (saved["ranks"], saved["pieces"]) != self._counters.shape
-        if changed and not isinstance(loader.dataset, IterableDataset):
-            sampler = type(loader.get_sampler()).__name__
-            if sampler not in _REPEATABLE:
-                raise SetupError(
-                    f"adopt: {saved['ranks']} ranks with {saved['pieces']} micro-batches have saved, and a {sampler} "
-                    "draws another order for other numbers: resume with the same"
-                )
-        if changed or self._trainer.args.ignore_data_skip or not is_placeable(loader):
+        loader = self._trainer.callback_handler.train_dataloader
+        if self._trainer.args.ignore_data_skip or not is_placeable(loader):
             return {}
         placed = PreparedLoader(loader, is_over=lambda: not (self.place[1] and self._loader_knows))
         placed.loop = loop
@@ -294,14 +277,9 @@ class _Counters:
         self.saved: dict[str, Any] = {}
         """What the checkpoint has."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of ranks, and of the micro-batches of a step."""
-        return self._trainer.args.world_size, self._trainer.args.gradient_accumulation_steps
-
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        (ranks, pieces), (epoch, steps) = self.shape, self._host.place
+        epoch, steps = self._host.place
         callbacks: dict[str, list[Any]] = {}
         for each in [*trainer.callback_handler.callbacks, trainer.control]:
             if isinstance(each, ExportableState):
@@ -310,8 +288,6 @@ class _Counters:
         return {
             "state": json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": own}),
             "batch": trainer.get_total_train_batch_size(trainer.args),
-            "ranks": ranks,
-            "pieces": pieces,
             "epoch": epoch,
             "steps_of_epoch": steps,
             "over_after": trainer.state.max_steps if self._host.is_over else 0,
@@ -322,31 +298,19 @@ class _Counters:
 
 
 class _Sums:
-    """The sums of losses that a trainer has not logged yet: of each rank, and for another number of ranks their means,
-    which is what it logs."""
+    """The sums of losses of a rank that a trainer has not logged yet."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._of_ranks: list[dict[str, Any]] = []
-
-    def look(self) -> None:
-        """Take the sums of all ranks. Collective."""
-        values = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
-        plain = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-        self._of_ranks = process_group.all_gather(plain)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"of_ranks": self._of_ranks}
+        values = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
+        return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        of_ranks = state["of_ranks"]
-        same = len(of_ranks) == process_group.world_size()
-        for name, value in of_ranks[process_group.rank() if same else 0].items():
+        for name, value in state.items():
             now = getattr(self._trainer, name, None)
-            if isinstance(now, torch.Tensor):
-                sums = [value] if same else [each[name] for each in of_ranks]
-                value = torch.full_like(now, sum(sums) / len(sums))
-            setattr(self._trainer, name, value)
+            setattr(self._trainer, name, torch.full_like(now, value) if isinstance(now, torch.Tensor) else value)
 
 
 def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:
@@ -356,16 +320,6 @@ def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:
     return {
         f"trainer.{name}": each for name, each in modules.items() if not rest.isdisjoint(map(id, each.parameters()))
     }
-
-
-def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:
-    """The folder of the trainer's own checkpoint that was asked for, and its step; 0 without one."""
-    folder = get_last_checkpoint(trainer.args.output_dir) if asked is True else asked
-    try:
-        with open(os.path.join(folder or "", _STATE_FILE)) as file:
-            return folder, int(json.load(file)["global_step"])
-    except (OSError, ValueError, KeyError):
-        return folder, 0
 
 
 def _finds_place(loader: Any) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,9 +11,6 @@ from flk_runtime.contract.options import MLFLOW, NO_SINK, TENSORBOARD, WANDB, Si
 from flk_runtime.errors import SetupError
 
 _PACKAGES: Final = {TENSORBOARD: "tensorboard", MLFLOW: "mlflow", WANDB: "wandb"}
-# Variables and files that may give W&B a key, or tell it to need none.
-_LOGINS: Final = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_ANONYMOUS", "WANDB_CONFIG_DIR", "NETRC")
-_LOGIN_FILES: Final = ("~/.netrc", "~/_netrc", "~/.config/wandb/settings", "wandb/settings")
 
 
 def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, ...]:
@@ -40,21 +35,7 @@ def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkNa
             )
         if each.kind == MLFLOW and not variables.get("MLFLOW_TRACKING_URI"):
             raise SetupError(f"{name}: mlflow needs the address of its server in MLFLOW_TRACKING_URI")
-        if each.kind == WANDB and not _may_log_in(variables):
-            raise SetupError(
-                f"{name}: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline for files that `wandb sync` sends"
-            )
     return named
-
-
-def _may_log_in(variables: Mapping[str, str]) -> bool:
-    """Whether W&B may find a key, or needs none. Without one, no line of metrics would ever be written."""
-    # Rank 0 writes, and its script may have logged in by itself.
-    if variables.get("RANK", "0") != "0" or "wandb" in sys.modules:
-        return True
-    if variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS):
-        return True
-    return any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)
 
 
 def _is_installed(package: str) -> bool:

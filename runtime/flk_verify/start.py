@@ -8,11 +8,8 @@ after them, with the seeds and weights that it has without them.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, VerificationError, setting
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import trial
+from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 from flk_runtime.training.options import TIMEOUT
 
@@ -35,7 +32,6 @@ _GRACE: Final = 10.0  # seconds in which processes end by themselves after anoth
 _LAUNCHERS: Final = ("flk", "torchrun", "env", "alone")  # their variables are those of torchrun
 _LINES: Final = 12  # of a failed process's output that are shown
 _FAILED: Final = "flk-verify-failed"  # in the store: the first failure of a process on any rank
-_PORTS: Final = range(20_000, 32_768)  # below those that the system gives to connections
 _CURE: Final = "leave --verify out, or see what it needs in docs/concepts/sharding.md"
 
 
@@ -50,10 +46,8 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
         raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_CURE}")
     if setting(user_env.WORKERS) > 1:
         raise SetupError(f"--verify compares the ranks of one group, and strategy diloco has several: {_CURE}")
-    is_main, done = rank_info.rank == 0, f"{strategy} {rank_info.world_size}"
-    if process_group.on_main(lambda: _kept() == done):
-        return
-    port, port_alone = process_group.on_main(_free_ports)
+    is_main = rank_info.rank == 0
+    port, port_alone = process_group.on_main(lambda: [str(host.free_port()), str(host.free_port())])
     variables = {
         user_env.VERIFY: "",
         user_env.FULL_WORLD_SIZE: "",  # the samples of a step are those of the ranks that are there
@@ -77,19 +71,6 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     line = _line(process_group.on_main(lambda: found), error)
     if is_main:
         print(f"flk: {line}", flush=True)
-        if line == found.get("line") and (path := os.environ.get(pod_env.CHOICE)):
-            _mark(path).write_text(done)
-
-
-def _mark(choice: str) -> Path:
-    """The file beside that of `pod_env.CHOICE` that says for later attempts in this pod what is verified."""
-    return Path(choice).with_name("verified")
-
-
-def _kept() -> str:
-    """The strategy and the number of ranks that an earlier attempt in this pod has verified; empty if none has."""
-    path = os.environ.get(pod_env.CHOICE)
-    return _mark(path).read_text() if path and _mark(path).exists() else ""
 
 
 def _line(found: dict[str, str], error: str) -> str:
@@ -163,21 +144,3 @@ def _alone(world_size: int, port: str) -> dict[str, str]:
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return ranks | sizes | store | {user_env.STANDS_FOR: str(world_size)}
-
-
-def _free_ports() -> list[str]:
-    """Two free ports. The script's random numbers stay as they are."""
-    ports = filter(_is_port_free, random.SystemRandom().sample(_PORTS, len(_PORTS)))
-    return [str(port) for port in itertools.islice(ports, 2)]
-
-
-def _is_port_free(port: int) -> bool:
-    """Whether this process could listen on this TCP port."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            probe.listen()
-    except OSError:
-        return False
-    return True

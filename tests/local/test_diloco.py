@@ -135,7 +135,6 @@ def test_workers_of_two_ranks_agree(workers: Workers) -> None:
     found = workers(2, 2, "inner=full_shard,every=5,dtype=int8", steps=10)
     assert len({str(each["digest"]) for each in found}) == 1
     assert len(found) == 4
-    assert workers.hub.wire_bytes > 0
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")

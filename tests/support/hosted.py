@@ -1,8 +1,7 @@
 """Trainings of other packages whose state flk keeps, as scripts: rank 1 dies at two steps, or a rank waits.
 
 With the argument ``dies`` a script trains again without flk at its end, and prints ``equal`` if both are the same. With
-``later`` a longer one then goes on from a checkpoint of the other package that is of a later step than flk's. Its ranks
-must share a folder.
+``theirs`` others then go on from a checkpoint of the other package, unless flk has one. Its ranks must share a folder.
 """
 
 from __future__ import annotations
@@ -87,26 +86,22 @@ TRANSFORMERS: Final = """
         plain = trainer(False, "plain", save_strategy="steps", save_steps=5)
         plain.train()
         print("equal", equal(kept, plain))
-    if "later" in sys.argv:
-        def copied(place, copy):  # each training of a process has a place of its own
-            if RANK == 0:
-                shutil.copytree(place, copy)
-            torch.distributed.barrier()
-            return copy
+    if "theirs" in sys.argv:
         longer = trainer(False, "plain", 3, save_strategy="steps", save_steps=5)
         longer.train(resume_from_checkpoint=True)
-        first, mixed = (trainer(True, "later", max_steps=steps, save_strategy="no") for steps in (6, 7))
-        flk_transformers.adopt(first, checkpoint="first")
-        first.train()
-        flk_transformers.adopt(mixed, checkpoint=copied("first", "mixed"))
-        mixed.train(resume_from_checkpoint=f"plain/checkpoint-{15 if RANK == 0 else 5}")
-        assert begun[-1] == 6, "all ranks go on from flk's checkpoint, unless all have a later one"
-        later = trainer(True, "later", 3, save_strategy="no")
-        flk_transformers.adopt(later, checkpoint=copied("mixed", "last"))
-        later.train(resume_from_checkpoint="plain/checkpoint-15")
+        theirs = trainer(True, "theirs", 3, save_strategy="no")
+        flk_transformers.adopt(theirs, checkpoint="first")
+        theirs.train(resume_from_checkpoint="plain/checkpoint-15")
         assert begun[-1] == 15
-        equal(later, longer, lambda trainer: told(trainer)[:-1])  # the mean of the whole training is of this process
-        print("went on from the later checkpoint")
+        equal(theirs, longer, lambda trainer: told(trainer)[:-1])  # the mean of the whole training is of this process
+        if RANK == 0:
+            shutil.copytree("first", "again")  # each training of a process has a place of its own
+        torch.distributed.barrier()
+        again = trainer(True, "again", max_steps=19, save_strategy="no")
+        flk_transformers.adopt(again, checkpoint="again")
+        again.train(resume_from_checkpoint="plain/checkpoint-5")
+        assert begun[-1] == 18, "flk's checkpoint comes before the trainer's own"
+        print("went on from theirs")
 """
 
 # Two epochs of six steps of two micro-batches, with dropout, a shuffled loader and two validations in each epoch.
@@ -182,25 +177,20 @@ LIGHTNING: Final = """
         best = [each.checkpoint_callback.best_model_score for each in (trainer, plain_trainer)]
         assert best[0] == best[1], best
         print("equal", len(model.seen))
-    if "later" in sys.argv:
-        def copied(place, copy):  # each training of a process has a place of its own
-            if RANK == 0:
-                shutil.copytree(place, copy)
-            torch.distributed.barrier()
-            return copy
+    if "theirs" in sys.argv:
         trained([], kind, "longer", 3)
-        trained([Flk(checkpoint="stored", log_every=0)], kind, "first", max_steps=4)
-        found = f"longer/step={15 if RANK == 0 else 3}.ckpt"
-        flk = Flk(checkpoint=copied("stored", "stored again"), log_every=0)
-        _, mixed = trained([flk], kind, "mixed", 3, found, max_steps=5)
-        assert mixed.began[0] == 4, "all ranks go on from flk's checkpoint, unless all have a later one"
-        flk = Flk(checkpoint=copied("stored again", "stored last"), log_every=0)
-        _, later = trained([flk], kind, "later", 3, "longer/step=15.ckpt")
-        step, weights = later.began
+        flk = Flk(checkpoint="stored", log_every=0)
+        _, theirs = trained([flk], kind, "theirs", 3, "longer/step=15.ckpt")
+        step, weights = theirs.began
         expected = torch.load("longer/step=15.ckpt", weights_only=False)["state_dict"].values()
         assert step == 15 and all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))
         assert flk.loop.steps == 18
-        print("went on from the later checkpoint")
+        if RANK == 0:
+            shutil.copytree("stored", "stored again")  # each training of a process has a place of its own
+        torch.distributed.barrier()
+        _, again = trained([Flk(checkpoint="stored again", log_every=0)], kind, "again", 4, "longer/step=3.ckpt")
+        assert again.began[0] == 18, "flk's checkpoint comes before the trainer's own"
+        print("went on from theirs")
 """
 
 # Three epochs of three steps of two micro-batches, with dropout, an evaluation after each, and samples that are noisy.

@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any, Final
 from flk_runtime.contract.failure import kind_of_text
 from flk_runtime.discovery import RankInfo
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import trial
+from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 
 _POLL: Final = 0.1  # seconds
@@ -52,7 +51,7 @@ class Cases:
     def run(self, module: str, arguments: Callable[[str], list[str]], variables: dict[str, str]) -> Ended:
         """Run ``python -m module`` with these arguments, which name the file of the result. Collective."""
         self._number += 1
-        port = self.shared(f"port-{self._number}", lambda: str(_free_port()))
+        port = self.shared(f"port-{self._number}", lambda: str(host.free_port()))
         environment = trial.trial_environment() | variables | {"MASTER_PORT": port}
         failed = f"failed-{self._number}"
         with tempfile.TemporaryDirectory(prefix="flk-") as folder:
@@ -152,10 +151,3 @@ def _reason(code: int, lines: list[str]) -> str:
         return "it was killed, as the kernel does when memory is used up"
     last = re.sub(r"^\[rank\d+\]: ", "", last_line(lines))  # torch.distributed's hook for exceptions prefixes each line
     return f"exit code {code}: {last[:200]}" if code >= 0 else f"{signal.Signals(-code).name}: {last[:200]}"
-
-
-def _free_port() -> int:
-    """A port that is free now. Rank 0's process opens the store of the case there, at its own address."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

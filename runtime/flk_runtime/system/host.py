@@ -131,6 +131,13 @@ def write_all(fd: int, data: bytes) -> None:
                 select.select([], [fd], [])
 
 
+def free_port() -> int:
+    """A TCP port of this container that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def is_loopback(address: str) -> bool:
     """Return whether this IPv4 or IPv6 address, or the name localhost, is of the loopback interface."""
     try:

@@ -58,10 +58,6 @@ class Loop(Training):
         self._check_open("register")
         self._register(states)
 
-    def before_save(self, look: Callable[[], None]) -> None:
-        """Have ``look`` be called on all ranks before each save. It may register states."""
-        self._saves.before_save = look
-
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
         return [part for thing in self._objects.values() if isinstance(thing, nn.Module) for part in roots_of(thing)]

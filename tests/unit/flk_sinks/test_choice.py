@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -52,22 +50,6 @@ def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) ->
         chosen_sinks(None, {"FLK_METRICS": "mlflow"})
     with pytest.raises(SetupError, match="FLK_METRICS=neptune: expected tensorboard:/PATH"):
         chosen_sinks(None, {"FLK_METRICS": "neptune"})
-
-
-def test_wandb_without_a_key_is_refused(installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
-        chosen_sinks("wandb", {"RANK": "0", "WANDB_PROJECT": "p", "WANDB_MODE": "online"})
-    for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
-        assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0", **enough})] == ["wandb"]
-    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "1"})] == ["wandb"]  # only rank 0 writes
-    (tmp_path / ".netrc").touch()
-    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0"})] == ["wandb"]
-    (tmp_path / ".netrc").unlink()
-    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # the script may call wandb.login
-    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0"})] == ["wandb"]
 
 
 def test_the_folder_that_wandb_writes_to_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

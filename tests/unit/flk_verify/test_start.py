@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -47,26 +46,24 @@ class Trials:
         Path(folder, "result.json").write_text(json.dumps(self.result))
         yield Ended(self.codes[request["role"]])
 
-    def verify(self, attempt: int = 0) -> None:
-        start.verify("full_shard", RankInfo(attempt=attempt), 60.0)
+    def verify(self) -> None:
+        start.verify("full_shard", RankInfo(), 60.0)
 
 
 @pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trials:
+def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
     trials, store = Trials(), dist.HashStore()
     monkeypatch.setattr(start, "_started", trials.start)
     monkeypatch.setattr(process_group, "store", lambda: store)
-    monkeypatch.setenv(pod_env.CHOICE, str(tmp_path / "strategy"))
     monkeypatch.setenv(user_env.VERIFY, "2")
     return trials
 
 
-def test_a_later_attempt_verifies_unless_an_earlier_one_has(trials: Trials, capsys: pytest.CaptureFixture[str]) -> None:
-    trials.verify(attempt=1)
+def test_what_is_verified_is_printed(trials: Trials, capsys: pytest.CaptureFixture[str]) -> None:
+    trials.verify()
     assert capsys.readouterr().out == "flk: verified: 2 steps\n"
-    assert len(trials.started) == 2
-    trials.verify(attempt=2)
-    assert len(trials.started) == 2
+    assert len({variables["MASTER_PORT"] for variables in trials.started}) == 2
+    assert [variables["NVIDIA_TF32_OVERRIDE"] for variables in trials.started] == ["0", "0"]
 
 
 @pytest.mark.parametrize(("role", "name"), [("rank", "rank 0"), ("whole", "the whole model in one process")])
@@ -76,8 +73,6 @@ def test_a_failure_of_the_script_leaves_the_training_unverified_with_a_line(
     trials.codes[role], trials.result = 1, {"failed": "the script fails"}
     trials.verify()
     assert f"flk: not verified: {name} failed: HTTPError: 503; the training begins" in capsys.readouterr().out
-    trials.verify(attempt=1)  # nothing was verified
-    assert len(trials.started) == 4
 
 
 def test_all_ranks_tell_the_first_failure(trials: Trials, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,13 +92,3 @@ def test_what_cannot_be_compared_is_refused_by_name(trials: Trials) -> None:
     trials.result = {"refused": "other data"}
     with pytest.raises(SetupError, match="could not be compared: other data"):
         trials.verify()
-
-
-def test_processes_get_ports_below_those_of_connections_and_full_float32(trials: Trials) -> None:
-    state = random.getstate()
-    trials.verify()
-    ports = [int(variables["MASTER_PORT"]) for variables in trials.started]
-    assert len(set(ports)) == 2
-    assert all(port < 32_768 for port in ports)
-    assert [variables["NVIDIA_TF32_OVERRIDE"] for variables in trials.started] == ["0", "0"]
-    assert random.getstate() == state
