@@ -65,9 +65,15 @@ def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
 
 
 @pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
-def test_a_killed_rank_leaves_one_curve(job: Callable[..., Pods], tmp_path: Path) -> None:
-    run = job()
-    run.start("train.py", "1000", "0.1")
+@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
+def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run_and_writes_no_secret(
+    job: Callable[..., Pods], tmp_path: Path
+) -> None:
+    """A rank of the first job is killed. The script prints and logs secrets; the address of MLflow's files has none."""
+    secrets = {"MY_TOKEN": CANARY, "WANDB_API_KEY": f"{CANARY}{'0' * 40}"}
+    place = {user_env.CHECKPOINT: str(tmp_path / "checkpoints"), **secrets}
+    one = job(**place)
+    one.start("train.py", "1000", "0.1", f"--token={CANARY}")
 
     def written() -> bool:
         try:
@@ -76,34 +82,21 @@ def test_a_killed_rank_leaves_one_curve(job: Callable[..., Pods], tmp_path: Path
             return False
         return len(curves) == 2 and all(("loss", 14) in curve for curve in curves)
 
-    until(written, "the sinks have step 14", every=1, context=run.log)
+    until(written, "the sinks have step 14", every=1, context=one.log)
     (tmp_path / "die").touch()
-    assert run.wait() == [0], run.log()
-    lines = printed(run.log())
-    assert len(lines) > len({step for line in lines for _, step in line}), "steps were done again"
-    assert run.log().count("resumed at step 15") == 1
-    assert_curves(tmp_path, lines)
-
-
-@pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
-@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
-def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run_and_writes_no_secret(
-    job: Callable[..., Pods], tmp_path: Path
-) -> None:
-    """Nor what the script prints and logs of it. The address of MLflow's files has no password."""
-    secrets = {"MY_TOKEN": CANARY, "WANDB_API_KEY": f"{CANARY}{'0' * 40}"}
-    place = {user_env.CHECKPOINT: str(tmp_path / "checkpoints"), **secrets}
-    one = job(**place)
-    one.start("train.py", "12", "0", f"--token={CANARY}")
     assert one.wait() == [0], one.log()
     lines = printed(one.log())  # the second job writes to the same file
+    assert len(lines) > len({step for line in lines for _, step in line}), "steps were done again"
+    assert one.log().count("resumed at step 15") == 1
+    assert_curves(tmp_path, lines)
+
     two = job(**place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
-    two.start("train.py", "23", "0", f"--token={CANARY}")
+    two.start("train.py", "47", "0", f"--token={CANARY}")
     assert two.wait() == [0], two.log()
-    assert "resumed at step 12" in two.log()
+    assert "resumed at step 36" in two.log()
     assert_curves(tmp_path, lines + printed(two.log()))
-    written = [path for name in ("tb", "mlruns", "wb") for path in (tmp_path / name).rglob("*") if path.is_file()]
-    assert len(written) > 10
-    written += [tmp_path / "log.0.0", tmp_path / "termination.0"]
-    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+    written_to = [path for name in ("tb", "mlruns", "wb") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert len(written_to) > 10
+    written_to += [tmp_path / "log.0.0", tmp_path / "termination.0"]
+    assert not [path for path in written_to if CANARY.encode() in path.read_bytes()]
     assert "[rank 0] logged in with *** --token=***\n" in two.log()

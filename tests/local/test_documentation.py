@@ -13,6 +13,7 @@ from scripts.documentation.pages import ROOT, all_pages, blocks, python_script
 from tests.support.pages import name_of, parameters
 
 SCRIPTS = [page for page in all_pages() if python_script(page)]
+CHECKED = ("data", "collectives")  # pages with tests of their own
 LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local") for b in blocks(page))]
 # Every launcher on a page imports torch. These pages cover the kinds of commands; the soak runs the others too.
 EVERY_TIME = (
@@ -24,23 +25,23 @@ EVERY_TIME = (
 NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of the same name
 
 
-@pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in SCRIPTS if page.stem not in CHECKED], ids=name_of)
 def test_python_blocks_run_on_two_ranks(page: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
-    # Without checkpoints, the phases of this page may train one after another with loaders that have no names.
-    keeps = page.stem != "data"
-    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")} if keeps else {})
+    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
 
 
 def test_the_page_on_data_reads_every_epoch(ranks: Callable[..., list[Any]]) -> None:
+    # Without checkpoints, the phases of this page may train one after another with loaders that have no names.
     checks = "assert stream.epoch == 1 and own.epoch == 1 and loader.epoch == 2"
     ranks(python_script(ROOT / "docs" / "guides" / "data.md") + checks, 2)
 
 
-def test_the_page_on_collectives_gives_what_it_says(ranks: Callable[..., list[Any]]) -> None:
+def test_the_page_on_collectives_gives_what_it_says(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     checks = """
 assert mean == 0.25 and metrics["loss"] == 0.5 and metrics["right"].tolist() == [6, 8], metrics
 """
-    ended = ranks(python_script(ROOT / "docs" / "concepts" / "collectives.md") + checks, 2)
+    checkpoint = {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
+    ended = ranks(python_script(ROOT / "docs" / "concepts" / "collectives.md") + checks, 2, checkpoint)
     printed = [[line for line in one.lines if not line.startswith('{"step"')] for one in ended]
     assert printed == [["3 ['a', 'b', 'c']", "only on rank 0 of all nodes"], ["2 ['d', 'e']"]]
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.ranks import Ranks
 
-OFTEN = ("nanogpt",)
+pytestmark = pytest.mark.soak  # test_run.py starts a plain script under `flk run` every time
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLK = ("-m", "flk", "run")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -34,7 +34,7 @@ def of(*examples: str) -> list[Any]:
     return [
         pytest.param(
             name,
-            marks=[pytest.mark.xdist_group(f"example {name}"), *([] if name in OFTEN else [pytest.mark.soak])],
+            marks=pytest.mark.xdist_group(f"example {name}"),
             id=name,
         )
         for name in examples
@@ -80,14 +80,13 @@ def test_two_ranks_train_one_model(example: str) -> None:
 
 @pytest.mark.xdist_group("example nanogpt")
 def test_with_torchruns_variables_and_in_one_process_it_trains_the_same(ranks: Ranks) -> None:
-    """The ranks are forks of a process with torch. The soak below starts torchrun itself, with all examples."""
+    """The ranks are forks of a process with torch. The next test starts torchrun itself."""
     script = (EXAMPLES / "nanogpt" / "train.py").read_text()
     of_flk = under_flk("nanogpt")
     assert results(line for rank in ranks(script, 2) for line in rank.lines) == of_flk
     assert_same_training(results(ranks(script, 1)[0].lines), of_flk)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("example", of(*NEEDS))
 def test_under_torchrun_it_trains_the_same(example: str) -> None:
     assert start(TORCHRUN, example) == under_flk(example)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flk import cli
 from flk.__main__ import main
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
@@ -16,6 +18,8 @@ from flk.kube.kubeconfig import Context
 from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 from tests.support.commands import Run
+
+cli.load = functools.cache(cli.load)  # Typer takes as long to make a command as most tests to call it
 
 
 @pytest.fixture(scope="session")
