@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in
 
 
 class Stream(Generic[M]):
-    """One end of a connection. One thread may send while another one receives.
+    """One end of a connection. One thread may send while another one receives; any thread may call `interrupt`.
 
     All methods block for at most the time of `set_timeout` without progress. They raise OSError: TimeoutError after
     that, StrangerError for what lacks the right authentication code, VersionError from the constructor, and
@@ -125,10 +125,17 @@ class Stream(Generic[M]):
             for _ in self.receive_data(*[piece] * (length // _PIECE), piece[: length % _PIECE]):
                 pass
 
-    def close(self) -> None:
-        """Close the connection. Threads that use it get an OSError."""
+    def interrupt(self) -> None:
+        """Have the threads that use the connection get an OSError, now or at their next call.
+
+        The descriptor stays open: a call that is under way could otherwise write into what gets its number next.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.interrupt()
         self._socket.close()
 
     def _send(self, data: bytes | memoryview) -> None:

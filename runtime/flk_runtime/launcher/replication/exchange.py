@@ -266,6 +266,8 @@ class Partner:
     ) -> None:
         """``partner`` is the partner's pod and address; None: there is no partner, and nothing is sent."""
         self._settings, self._store, self._partner, self._log = settings, store, partner, log
+        self._lock = threading.Lock()
+        self._used: set[Peer] = set()
         self._stopped = False
         self._unreachable_until = 0.0  # time.monotonic
         self._complained = False
@@ -296,11 +298,18 @@ class Partner:
         return False
 
     def stop(self) -> None:
-        """Have every call return, now or when the partner is silent for a lease."""
-        self._stopped = True
+        """Have every call return, now and later."""
+        with self._lock:
+            self._stopped = True
+            for connection in self._used:
+                connection.interrupt()  # else the next attempt waits for the files into which the partner receives
 
     def _send(self, address: tuple[str, int], shard: ShardId, keep: CheckpointId | None) -> bool:
         connection = connect(address, self._settings)
+        with self._lock:
+            self._used.add(connection)
+            if self._stopped:
+                connection.interrupt()
         try:
             with self._store.reading(shard) as memory:
                 if memory is None:  # its attempt has ended
@@ -310,6 +319,8 @@ class Partner:
                 expect(connection, Done)
                 return True
         finally:
+            with self._lock:
+                self._used.discard(connection)
             connection.close()
 
     def _give_up(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:

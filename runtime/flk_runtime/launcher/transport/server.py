@@ -68,7 +68,6 @@ class Server:
         """
         self._settings = settings
         self._post = post
-        self._log = log
         self._identity = uuid.uuid4().hex
         self._members: dict[int, _Member] = {}  # by pod
         self._loop: PeerLoop[_Member, _Arrival] = PeerLoop()

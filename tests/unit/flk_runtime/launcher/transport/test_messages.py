@@ -121,18 +121,3 @@ def test_a_message_with_another_value_is_refused_or_has_values_of_the_right_type
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_a_message_decodes_to_itself(message: Message) -> None:
     assert MESSAGES.decode(MESSAGES.encode(message)) == message
-
-
-def test_a_heartbeat_with_more_than_this_version_knows_is_read() -> None:
-    """A launcher of a newer flk may tell more of its ranks."""
-    values = {"rank": 0, "pod": 1, "step": 12, "phase": Phase.TRAINING, "step_seconds": 0.5, "memory": 700}
-    data = {"status": {"attempt": 2, "ranks": [{**values, "later": 1}], "later": 1}, "later": 2}
-    assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(**values)]))
-
-
-@pytest.mark.parametrize(
-    "ranks", [[{"rank": 0}], [{"rank": "many", "pod": 0}], [{"rank": 0, "pod": 0, "phase": "x"}], "all", [None]]
-)
-def test_a_heartbeat_with_other_values_is_refused_before_it_reaches_the_leader(ranks: object) -> None:
-    with pytest.raises(MessageError):
-        MESSAGES.decode(json.dumps(["Heartbeat", {"status": {"attempt": 2, "ranks": ranks}}]).encode())
