@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from flk_runtime.contract import pod_env, user_env
@@ -35,15 +35,12 @@ class RankReport:
 
     def dump(self) -> str:
         """The report as one line of JSON."""
-        return json.dumps([getattr(self, name) for name in _NAMES], separators=(",", ":"))
+        return json.dumps(list(vars(self).values()), separators=(",", ":"))
 
     @classmethod
     def load(cls, line: str | bytes) -> RankReport:
         """The report in a line that `dump` made."""
-        return cls(**dict(zip(_NAMES, json.loads(line), strict=True)))
-
-
-_NAMES = tuple(field.name for field in fields(RankReport))
+        return cls(*json.loads(line))
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:

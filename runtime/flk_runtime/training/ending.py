@@ -9,15 +9,12 @@ import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.shared import failure_report
-from flk_runtime.training.process import current
-
-if TYPE_CHECKING:
-    from flk_runtime.training.training import Training
+from flk_runtime.training.process import Training, current
 
 _NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flk_runtime.contract.pod_layout import is_same_place
 
@@ -18,11 +18,25 @@ if TYPE_CHECKING:
 
     from flk_runtime.checkpoint import CheckpointManager
     from flk_runtime.parallel import ParallelModel, ParallelOptions
-    from flk_runtime.training.training import Training
 
     Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
 
 _TRAINING = "training"  # with a number: the folder of a later training, below the place that it was given
+
+
+class Training(Protocol):
+    """A run or a loop."""
+
+    closed: bool
+
+    @property
+    def manager(self) -> CheckpointManager: ...
+
+    def end_step(self) -> None: ...
+
+    def say_unsaved(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Place:

@@ -117,10 +117,6 @@ class Saves:
         if self.manager.has_progress_since_save(steps):
             self.save(steps)
 
-    def complete(self) -> None:
-        """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
-        self.manager.wait()
-
 
 def _metadata(strategy: str) -> dict[str, str]:
     """The writer of this run's checkpoints: job, code, versions and strategy."""

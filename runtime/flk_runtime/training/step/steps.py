@@ -116,7 +116,7 @@ class Steps:
         """Save progress since the latest save, if there is any, and wait until it is saved. Collective."""
         self.end_step()
         self._saves.save_progress(self.done)
-        self._saves.complete()
+        self._saves.manager.wait()
 
     def close(self) -> None:
         """Take leave of the other workers too. Collective."""
