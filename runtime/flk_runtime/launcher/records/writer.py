@@ -46,7 +46,11 @@ class RecordWriter:
         """Goodput; None: another pod keeps it, or the job does not train."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
-        self._metrics = self._open_page() if settings.metrics_port else None
+        self._metrics: MetricsPage | None = None
+        if settings.metrics_port:
+            from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
+
+            self._metrics = MetricsPage(settings, self.log, self.telemetry.read if self.telemetry else None)
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._started = time.time()
         self._latest: JobRecord | None = None
@@ -114,10 +118,6 @@ class RecordWriter:
         for name, step in ("saved", max(rank.saved, rank.restored)), ("stored", rank.stored):
             if step > 0:
                 self.saved[name] = step
-
-    def mark_attempt(self, number: int) -> None:
-        """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""
-        self.log(f"{log_format.ATTEMPT_MARKER}{number}")
 
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
@@ -187,11 +187,6 @@ class RecordWriter:
 
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
-
-    def _open_page(self) -> MetricsPage:
-        from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
-
-        return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 
     def _packed_telemetry(self) -> str:
         return pack_telemetry(self.telemetry.read()) if self.telemetry else ""

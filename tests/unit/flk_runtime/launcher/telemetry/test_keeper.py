@@ -81,18 +81,6 @@ def test_a_status_soon_after_a_line_of_metrics_becomes_no_sample(monkeypatch: py
     assert [each.step for each in made.read().history] == [4, 5]
 
 
-def test_a_clock_that_is_set_back_stops_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, passed, clock = keeper(), time.monotonic(), time.time()
-    monkeypatch.setattr(time, "monotonic", lambda: passed)
-    monkeypatch.setattr(time, "time", lambda: clock)
-    made.heartbeat(0, PodStatus(0, [status(0, step=4)]))
-    passed, clock = passed + 5, clock - 3600
-    made.heartbeat(0, PodStatus(0, [status(0, step=5)]))
-    passed, clock = passed + 5, clock + 5
-    made.heartbeat(0, PodStatus(0, [status(0, step=6)]))
-    assert [each.step for each in made.read().history] == [4, 6]
-
-
 def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
     made = keeper()
     made.resume(Telemetry(1.0, 2, 70, [Sample(step, 2, step, loss=1.0) for step in range(5)]))
