@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
-_RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
+_RENEWED = 60.0  # seconds after which the log gets the goodput anew
 _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
@@ -51,7 +51,7 @@ class RecordWriter:
             from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
 
             self._metrics = MetricsPage(settings, self.log, self.telemetry.read if self.telemetry else None)
-        self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
+        self._renew_at = 0.0  # when the log gets the goodput anew, by time.monotonic
         self._started = time.time()
         self._latest: JobRecord | None = None
         self.saved: dict[str, Any] = {}
@@ -75,9 +75,7 @@ class RecordWriter:
         """Write the record as a line of the log, and return it with the goodput."""
         self._latest = record = self._dated(record)
         self.log(log_format.RECORD_MARKER + record.to_json())
-        if record.goodput:
-            total = record.goodput.total
-            self._renew_at = total + min(_RENEWED_MOST, max(_RENEWED_LEAST, _RENEWED * total))
+        self._renew_at = time.monotonic() + _RENEWED
         return record
 
     def former(self) -> tuple[list[Attempt], bool]:
@@ -106,7 +104,7 @@ class RecordWriter:
         if first:
             self.keep_steps(first)
         goodput = self._goodput(self._latest)
-        if self._latest and goodput and goodput.total >= self._renew_at:
+        if self._latest and goodput and time.monotonic() >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
             self._metrics.put_progress(ranks, goodput, usage)

@@ -101,11 +101,11 @@ def read_errors() -> list[int] | None:
     if nvml is None:
         return None
     try:
-        found = find_gpus(nvml)
+        gpus = find_gpus(nvml)
+        if gpus is None:
+            return None
         memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
-        return found and [
-            error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) for handle, error in found
-        ]
+        return [error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) for handle, error in gpus]
     finally:
         nvml.nvmlShutdown()
 
