@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.quantities import plural
@@ -270,7 +270,7 @@ class Agent:
         if self.stop:
             return
         settings = self.settings
-        self.records.mark_attempt(attempt.number + 1)
+        self.records.log(f"{log_format.ATTEMPT_MARKER}{attempt.number + 1}")  # of what the later lines belong to
         if self.rendezvous:
             self.records.write_running(attempt.history)
             size = f"{plural(len(attempt.pods) * settings.processes, 'rank')} on {plural(len(attempt.pods), 'pod')}"

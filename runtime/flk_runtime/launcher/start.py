@@ -44,7 +44,6 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.replication.plan import CheckpointId
-    from flk_runtime.launcher.telemetry.usage import Meter
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
@@ -153,25 +152,23 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     questions = {
         topic.value: lambda asker, topic=topic: member.send(messages.Question(topic, asker)) for topic in messages.Topic
     }
+    meter = None
+    if settings.telemetry:
+        from flk_runtime.launcher.telemetry.usage import Meter
+
+        meter = Meter(settings)
+        meter.start()
     watch = Watch(
         settings,
         member.post_status,
         lambda number, snapshots: member.send(messages.StacksReport(number, snapshots)),
         lambda: memory.received_at if memory else 0.0,
-        _started_meter(settings) if settings.telemetry else None,
+        meter,
     )
     control = Control(error_folder, questions)
     return Agent(
         settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, service=service
     )
-
-
-def _started_meter(settings: Settings) -> Meter:
-    from flk_runtime.launcher.telemetry.usage import Meter
-
-    meter = Meter(settings)
-    meter.start()
-    return meter
 
 
 def _import_torch(settings: Settings, script: Path | None) -> None:
@@ -234,7 +231,9 @@ def unpack(source: Path, target: Path, expected: str) -> int:
     if not pieces:
         raise SetupError(f"no {pod_layout.CODE_ARCHIVE}.* in {source}")
     archive = b"".join(piece.read_bytes() for piece in pieces)
-    _compare(source, hashlib.sha256(archive).hexdigest(), expected)
+    found = hashlib.sha256(archive).hexdigest()
+    if expected and found != expected:
+        raise SetupError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         members = tar.getmembers()
@@ -250,8 +249,3 @@ def unpack(source: Path, target: Path, expected: str) -> int:
         else:  # Python before 3.10.12 and 3.11.4
             tar.extractall(target, members)  # noqa: S202 - checked above
     return len(members)
-
-
-def _compare(source: Path, found: str, expected: str) -> None:
-    if expected and found != expected:
-        raise SetupError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")

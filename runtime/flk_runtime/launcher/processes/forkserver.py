@@ -79,8 +79,9 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 try:
-                    for each in (ours, *inherited):
-                        each.close()
+                    ours.close()
+                    for end in inherited:
+                        end.close()
                     host.die_with_parent(parent)
                     _Server(theirs, fork=True).run()
                 except BaseException:

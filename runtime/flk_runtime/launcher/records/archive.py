@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flk_runtime.contract import foreign, log_format, pod_layout
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
@@ -45,7 +45,7 @@ class RecordArchive:
     def __init__(
         self,
         settings: Settings,
-        place: Place,
+        place: ConfigMap | Folder,
         last_lines: Callable[[int], list[str]],
         log: Callable[[str], None],
         *,
@@ -138,7 +138,7 @@ class RecordArchive:
             try:
                 self._place.write(entry.key, entry.to_json())
             except ERRORS as error:  # URLError is an OSError
-                failure = describe(error)
+                failure = str(error)
             with self._condition:
                 if failure and not self._told:
                     self._log(f"the record of the job is not kept in {self._place.name}: {failure}")
@@ -146,17 +146,6 @@ class RecordArchive:
                 self._tried, self._due = puts, time.monotonic() + (_RETRY if failure else INTERVAL)
                 self._condition.notify_all()
             time.sleep(_PAUSE)
-
-
-class Place(Protocol):
-    """A place for entries, by their keys. The methods take seconds at most, or raise one of `ERRORS`."""
-
-    name: str  # for messages
-
-    def read(self, key: str) -> str:
-        """The entry; empty if there is none."""
-
-    def write(self, key: str, text: str) -> None: ...
 
 
 class ConfigMap:
@@ -227,13 +216,6 @@ class Folder:
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(self._path / _FILE)
-
-
-def describe(error: Exception) -> str:
-    """What one of `ERRORS` says, for people."""
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the API server answers {error.code} {error.reason}"
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def _updated(text: str) -> float:

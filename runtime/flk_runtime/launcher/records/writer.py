@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
-_RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
+_RENEWED = 60.0  # seconds after which the log gets the goodput anew
 _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
@@ -46,8 +46,12 @@ class RecordWriter:
         """Goodput; None: another pod keeps it, or the job does not train."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
-        self._metrics = self._open_page() if settings.metrics_port else None
-        self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
+        self._metrics: MetricsPage | None = None
+        if settings.metrics_port:
+            from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
+
+            self._metrics = MetricsPage(settings, self.log, self.telemetry.read if self.telemetry else None)
+        self._renew_at = 0.0  # when the log gets the goodput anew, by time.monotonic
         self._started = time.time()
         self._latest: JobRecord | None = None
         self.saved: dict[str, Any] = {}
@@ -71,9 +75,7 @@ class RecordWriter:
         """Write the record as a line of the log, and return it with the goodput."""
         self._latest = record = self._dated(record)
         self.log(log_format.RECORD_MARKER + record.to_json())
-        if record.goodput:
-            total = record.goodput.total
-            self._renew_at = total + min(_RENEWED_MOST, max(_RENEWED_LEAST, _RENEWED * total))
+        self._renew_at = time.monotonic() + _RENEWED
         return record
 
     def former(self) -> tuple[list[Attempt], bool]:
@@ -102,7 +104,7 @@ class RecordWriter:
         if first:
             self.keep_steps(first)
         goodput = self._goodput(self._latest)
-        if self._latest and goodput and goodput.total >= self._renew_at:
+        if self._latest and goodput and time.monotonic() >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
             self._metrics.put_progress(ranks, goodput, usage)
@@ -114,10 +116,6 @@ class RecordWriter:
         for name, step in ("saved", max(rank.saved, rank.restored)), ("stored", rank.stored):
             if step > 0:
                 self.saved[name] = step
-
-    def mark_attempt(self, number: int) -> None:
-        """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""
-        self.log(f"{log_format.ATTEMPT_MARKER}{number}")
 
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
@@ -187,11 +185,6 @@ class RecordWriter:
 
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
-
-    def _open_page(self) -> MetricsPage:
-        from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
-
-        return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 
     def _packed_telemetry(self) -> str:
         return pack_telemetry(self.telemetry.read()) if self.telemetry else ""

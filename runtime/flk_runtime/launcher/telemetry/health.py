@@ -27,9 +27,9 @@ def check(settings: Settings, attempt: int = BEFORE_FIRST) -> list[Failure]:
 
 
 def _gpu_faults(wanted: int) -> Iterable[str]:
-    from flk_runtime.launcher.telemetry.usage import find_faults, read_health  # not every job needs it
+    from flk_runtime.launcher.telemetry.usage import find_faults, read_errors  # not every job needs it
 
-    return find_faults(wanted, read_health())
+    return find_faults(wanted, read_errors())
 
 
 def find_fault(gpus: int, gpu_faults: Callable[[int], Iterable[str]]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ class Keeper:
         self._total: int | None = None
         self._diverged: int | None = None
         self._history = History()
-        self._places: Mapping[int, tuple[str, str]] = {}  # names of pod and node, by pod
+        self._pods: frozenset[int] = frozenset()  # of the attempt
         self._ranks: Ranks = {}
         self._usage: dict[int, PodUsage] = {}
         self._work: Mapping[int, float] = {}
@@ -96,11 +96,11 @@ class Keeper:
             self._diverged = former.diverged if self._diverged is None else self._diverged
             self._history = History(samples=[*former.history, *self._history.samples()])
 
-    def start_attempt(self, number: int, places: Mapping[int, tuple[str, str]]) -> None:
-        """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
+    def start_attempt(self, number: int, pods: Iterable[int]) -> None:
+        """Note that an attempt starts on these pods."""
         with self._lock:
-            self._attempt, self._places = number, dict(places)
-            self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
+            self._attempt, self._pods = number, frozenset(pods)
+            self._usage = {pod: usage for pod, usage in self._usage.items() if pod in self._pods}
             self._ranks = {}
             self._work, self._slow, self._of_all, self._look_at = {}, {}, {}, 0.0
 
@@ -123,7 +123,7 @@ class Keeper:
         with self._lock:
             if status.usage:
                 self._usage[pod] = status.usage
-            if status.attempt != self._attempt or pod not in self._places:
+            if status.attempt != self._attempt or pod not in self._pods:
                 return
             self._ranks[pod] = status.ranks
             step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
@@ -148,7 +148,7 @@ class Keeper:
                 self._total,
                 self._history.samples(),
                 ranks[:RANKS_LIMIT],
-                [self._named(self._usage[pod]) for pod in list(pods)[:PODS_LIMIT]],
+                [self._usage[pod] for pod in list(pods)[:PODS_LIMIT]],
                 self._settings,
                 self._diverged,
             )
@@ -160,11 +160,6 @@ class Keeper:
     def _compared(self, status: RankStatus) -> RankStatus:
         """The status with what is known only by a comparison of all ranks."""
         return replace(status, work=self._work.get(status.rank), slow=self._slow.get(status.rank))
-
-    def _named(self, usage: PodUsage) -> PodUsage:
-        """The usage with the names that the leader knows: a pod may have been replaced since."""
-        name, node = self._places.get(usage.pod, (usage.pod_name, usage.node))
-        return replace(usage, pod_name=name, node=node)
 
     def _look(self, now: float) -> None:
         """Compute what a sample says of all ranks and pods, if the latest look is some time ago."""

@@ -82,56 +82,32 @@ def _read_gpu(nvml: Any, handle: ctypes.c_void_p) -> GpuUsage | None:
     return GpuUsage(shares[0] / 100, memory[2], memory[0])
 
 
-@dataclass(frozen=True)
-class Health:
-    """What NVML says about the health of one GPU."""
-
-    lost: bool = False  # it has fallen off the bus
-    error: int = 0  # of NVML, when it asked for the GPU
-    remap_pending: bool = False  # a row of its memory had uncorrectable errors, and a reset has to replace it
-    remap_failed: bool = False  # a row could not be replaced
-
-
-def find_faults(wanted: int, gpus: list[Health] | None) -> Iterator[str]:
-    """The faults of the GPUs of a pod that has requested so many."""
-    if gpus is None:
+def find_faults(wanted: int, errors: list[int] | None) -> Iterator[str]:
+    """The faults of the GPUs of a pod that has requested so many, by NVML's ``errors`` (see `read_errors`)."""
+    if errors is None:
         return
-    if len(gpus) < wanted:
-        yield f"{plural(len(gpus), 'GPU')} of {wanted} can be seen"
-    for index, gpu in enumerate(gpus):
-        if gpu.lost:
+    if len(errors) < wanted:
+        yield f"{plural(len(errors), 'GPU')} of {wanted} can be seen"
+    for index, error in enumerate(errors):
+        if error == _GPU_IS_LOST:
             yield f"GPU {index} is lost: it has fallen off the bus"
-        elif gpu.error:
-            yield f"GPU {index} does not answer (NVML error {gpu.error})"
-        elif gpu.remap_failed:
-            yield f"GPU {index} has memory with uncorrectable errors that cannot be replaced"
-        elif gpu.remap_pending:
-            yield f"GPU {index} had an uncorrectable memory error and needs a reset"
+        elif error:
+            yield f"GPU {index} does not answer (NVML error {error})"
 
 
-def read_health() -> list[Health] | None:
-    """What NVML says about the GPUs of this pod; None where there is no NVML, or it does not start."""
+def read_errors() -> list[int] | None:
+    """NVML's error for each GPU of this pod, 0 if it answers; None where there is no NVML, or it does not start."""
     nvml = open_nvml()
     if nvml is None:
         return None
     try:
-        found = find_gpus(nvml)
-        if found is None:
+        gpus = find_gpus(nvml)
+        if gpus is None:
             return None
-        return [_read_health(nvml, handle, error) for handle, error in found]
+        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
+        return [error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) for handle, error in gpus]
     finally:
         nvml.nvmlShutdown()
-
-
-def _read_health(nvml: ctypes.CDLL, handle: ctypes.c_void_p, error: int) -> Health:
-    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
-    error = error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    if error:
-        return Health(lost=error == _GPU_IS_LOST, error=error)
-    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
-    with contextlib.suppress(AttributeError):  # a driver before 450
-        nvml.nvmlDeviceGetRemappedRows(handle, *map(ctypes.byref, rows))  # GPUs before A100 have none: all stay 0
-    return Health(remap_pending=bool(rows[2].value), remap_failed=bool(rows[3].value))
 
 
 INTERVAL: Final = 10.0  # seconds between two readings

@@ -58,7 +58,7 @@ def test_ranks_that_cannot_be_started_are_a_failure_of_the_attempt(
     for name, value in {
         "ranks": ranks,
         "stop": None,
-        "records": SimpleNamespace(mark_attempt=lambda number: None, ledger=None, saved={}),
+        "records": SimpleNamespace(log=lambda text: None, ledger=None, saved={}),
         "rendezvous": None,
         "memory": None,
     }.items():

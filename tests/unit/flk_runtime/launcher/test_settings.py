@@ -39,16 +39,6 @@ def test_programs_of_flk_make_no_steps_of_training(command: list[str], trains: b
     assert (settings.trains, settings.makes_steps) == (trains, makes_steps)
 
 
-def test_without_variables_there_is_one_pod_with_one_rank() -> None:
-    settings = Settings.from_environment(["train.py"], {})
-    assert (settings.pods, settings.world_size, settings.rendezvous_host, settings.rendezvous_port) == (
-        1,
-        1,
-        "127.0.0.1",
-        0,
-    )
-
-
 def test_the_deadline_counts_from_the_start_of_the_job() -> None:
     def left(**variables: str) -> float:
         return Settings.from_environment(["t.py"], POD | variables).seconds_left(1060.0)

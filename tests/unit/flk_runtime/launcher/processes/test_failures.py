@@ -7,7 +7,7 @@ import errno
 import json
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -17,7 +17,6 @@ from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.processes.ranks import from_exit_code, from_report
-from flk_runtime.launcher.records.history import shorten
 from flk_runtime.launcher.settings import Limits
 from flk_runtime.shared.failure_report import describe
 
@@ -336,15 +335,6 @@ def test_a_failure_has_no_secret_that_the_exception_names() -> None:
 
 def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
     return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
-
-
-def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> None:
-    failure = replace(CAUSE, message="m" * 5000, traceback="t" * 5000)
-    history = shorten(attempts(*[failure] * 100))
-    assert history[-1].number == 99
-    assert len(json.dumps([asdict(attempt) for attempt in history])) < 20_000
-    assert history[-1].failure is not None
-    assert history[-1].failure.type == "ValueError"
 
 
 @pytest.mark.parametrize(

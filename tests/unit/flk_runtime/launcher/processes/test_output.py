@@ -41,15 +41,6 @@ def pipe() -> Iterator[Pipe]:
     return Pipe()
 
 
-def test_lines_arrive_in_order(pipe: Pipe) -> None:
-    written = [f"line {number}\n".encode() for number in range(1000)]
-    for number, line in enumerate(written):
-        (pipe.output.write_stderr if number % 7 == 0 else pipe.output.write_stdout)(line)
-    assert pipe.output.flush(10)
-    assert not pipe.output.is_full
-    assert pipe.read(sum(map(len, written))) == b"".join(written)
-
-
 def test_writing_returns_at_once_when_nobody_reads(pipe: Pipe) -> None:
     while not pipe.output.is_full:
         pipe.output.write_stdout(LINE)

@@ -220,13 +220,6 @@ def test_a_record_that_cannot_be_read_is_said_and_ignored(server: Any, keeper: A
     assert keeper()[0].read() is not None
 
 
-def test_without_a_uid_the_record_may_be_another_jobs(server: Any, tmp_path: Path) -> None:
-    server.data["gpt"] = ArchivedRecord("gpt", "", 2, 4, 0.0, 0.0, RUNNING).to_json()
-    settings = Settings(("train.py",), job="gpt", records="records")
-    place = ConfigMap("records", str(tmp_path))
-    assert RecordArchive(settings, place, lambda number: [], print).read() is None
-
-
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"updated":NaN}', "9" * 5_000, "", '{"record":' * 5_000], ids=lambda text: text[:9]
 )
@@ -276,7 +269,7 @@ def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> N
     kept, log = keeper()
     kept.put_record(FAILED)
     kept.flush(8.0)
-    assert log == ["the record of the job is not kept in ConfigMap records: the API server answers 403 Forbidden"]
+    assert log == ["the record of the job is not kept in ConfigMap records: HTTP Error 403: Forbidden"]
 
 
 def test_entries_of_others_are_none() -> None:

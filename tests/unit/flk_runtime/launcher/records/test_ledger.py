@@ -128,16 +128,6 @@ def test_a_hang_is_the_time_since_the_last_step(clock: Clock) -> None:
     assert job.goodput.seconds == {"starting": 5, "computing": 10, "hanging": 480}
 
 
-def test_a_failure_during_a_save_loses_no_step_that_had_begun(clock: Clock) -> None:
-    job = Job(clock)
-    job.attempt()
-    job.steps(2)
-    job.page.phase = Phase.SAVING
-    job.wait(7)
-    job.fail()
-    assert job.goodput.seconds == {"starting": 5, "computing": 2, "saving": 7}
-
-
 def test_steps_of_several_attempts_can_be_lost(clock: Clock) -> None:
     """The newest checkpoint may be older than the attempt before: its copies could not be read."""
     job = Job(clock)
@@ -205,14 +195,6 @@ def test_a_later_launcher_goes_on_with_the_record(clock: Clock) -> None:
     later.steps(10)
     assert later.goodput.seconds == {"starting": 8, "computing": 60, "lost": 50, "down": 1000}
     assert later.goodput.total == later.goodput.until - EPOCH
-
-
-def test_a_script_that_tells_no_steps_has_no_goodput(clock: Clock) -> None:
-    job = Job(clock)
-    job.ledger.start_attempt(ProgressPage.private(), clock.now)
-    job.wait(60)
-    assert job.goodput.seconds == {"starting": 60}
-    assert job.goodput.share is None
 
 
 @pytest.mark.promise("Recovery: The causes of a job's time add up")

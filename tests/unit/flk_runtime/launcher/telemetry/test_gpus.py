@@ -9,13 +9,13 @@ import pytest
 
 from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher.telemetry import usage as module
-from flk_runtime.launcher.telemetry.usage import Health, find_faults, find_gpus, open_gpus, read_gpus, read_health
+from flk_runtime.launcher.telemetry.usage import find_faults, find_gpus, open_gpus, read_errors, read_gpus
 
 _INVALID, _NOT_FOUND, _UNKNOWN = 2, 6, 999  # NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_ERROR_UNKNOWN
 
 
 class Nvml:
-    """A machine with three GPUs, of which the second one may not answer, and the third one needs a reset."""
+    """A machine with three GPUs, of which the second one may not answer."""
 
     def __init__(self, **answers: int) -> None:
         """``answers`` are the return codes of functions, for the second GPU where they ask for one."""
@@ -51,13 +51,6 @@ class Nvml:
         memory._obj[0], memory._obj[1], memory._obj[2] = 85520809984, 80000000000, 5520809984
         return self._answer("memory", handle)
 
-    def nvmlDeviceGetRemappedRows(self, handle: Any, *rows: Any) -> int:
-        names = (None, None, "pending", "failed")
-        for row, name in zip(rows, names, strict=True):
-            row._obj.value = self._answer(name, handle) if name else 1
-        rows[2]._obj.value |= int(handle.value == 102)
-        return 0
-
 
 def test_a_gpu_that_answers_is_read_and_another_one_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -67,7 +60,7 @@ def test_a_gpu_that_answers_is_read_and_another_one_left_out(monkeypatch: pytest
 def test_there_are_none_without_the_library(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "NVML", "libno-such-library.so.1")
     assert open_gpus()() == []
-    assert read_health() is None
+    assert read_errors() is None
 
 
 @pytest.mark.parametrize(
@@ -92,8 +85,6 @@ def test_the_variable_names_the_gpus_of_the_pod(visible: str | None, handles: li
         ({}, ""),
         ({"handle": 15}, "GPU 1 is lost: it has fallen off the bus"),
         ({"memory": _UNKNOWN}, "GPU 1 does not answer (NVML error 999)"),
-        ({"pending": 1}, "GPU 1 had an uncorrectable memory error and needs a reset"),
-        ({"pending": 1, "failed": 1}, "GPU 1 has memory with uncorrectable errors that cannot be replaced"),
         ({"init": 9}, ""),  # nothing is known then
         ({"count": 9}, ""),
     ],
@@ -103,10 +94,10 @@ def test_faults(monkeypatch: pytest.MonkeyPatch, answers: dict[str, int], fault:
     nvml = Nvml(**answers)
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    seen = read_health()
+    seen = read_errors()
     assert list(find_faults(2, seen)) == ([fault] if fault else [])
     assert nvml.closed == ("init" not in answers)
 
 
 def test_gpus_that_cannot_be_seen() -> None:
-    assert list(find_faults(2, [Health()])) == ["1 GPU of 2 can be seen"]
+    assert list(find_faults(2, [0])) == ["1 GPU of 2 can be seen"]
