@@ -66,27 +66,6 @@ def test_the_weights_of_a_step_make_the_mean_over_its_samples(
         assert total == pytest.approx(values[sorted(distinct)].mean().item())
 
 
-def test_accumulated_micro_batches_are_one_batch_of_a_rank() -> None:
-    for make in (Loader, IterableLoader):
-        shares = {}
-        for rank in range(2):
-            given = Shares()
-            context = loader_context(3, rank, 2, events=given, accumulate=2, shuffle=False if make is Loader else None)
-            if make is Loader:
-                data: Any = TensorDataset(torch.arange(29))
-                batches = [[part.tolist() for (part,) in batch.parts] for batch in Loader(data, context)]
-            else:
-                loader = IterableLoader(_Numbers(29), context)
-                loader._ask = lambda found: lambda: (2, {6: 12, 3: 5, 2: 5}[found[0]]) if found else (0, 0)  # type: ignore[method-assign]
-                iterator = iter(loader)
-                batches = [[part.tolist() for part in next(iterator).parts] for _ in range(3)]
-            shares[rank] = given.found, [[len(part) for part in batch] for batch in batches]
-        assert shares[0] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 3, 1)], [[3, 3], [3, 3], [3]])
-        assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [[3, 3], [3, 3], [2]])
-    with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
-        loader_context(3, accumulate=0)
-
-
 def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
     """Time comes first, two views are concatenated, or samples are packed into a row: nothing of that can be split."""
 
@@ -134,6 +113,8 @@ def test_an_iterable_keeps_its_global_batch_too() -> None:
     divided = IterableLoader(_Numbers(20), loader_context(3, events=shares, full_world_size=2, accumulate=1))
     assert [[len(part) for part in batch.parts] for batch in divided] == [[3, 3], [3, 3], [3, 3], [2]]
     assert shares.found[4:] == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
+    with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
+        loader_context(3, accumulate=0)
 
 
 class _Numbers(torch.utils.data.IterableDataset[int]):
