@@ -24,6 +24,7 @@ SCRIPT = """
     import flk_runtime as flk
     from flk_runtime.checkpoint.storage.folder import FolderDestination
     from flk_runtime.shared.progress import own_page
+    from flk_runtime.training.process import current
 
     commit = FolderDestination.commit
     FolderDestination.commit = lambda *told: (print("stores step", told[1], *told[2].decode().split()), commit(*told))
@@ -44,6 +45,8 @@ SCRIPT = """
             flk.save(step, SAVED)
         end = time.monotonic() + 30
         while own_page().saved != 2 and time.monotonic() < end:
+            for manager in current.managers:  # as must_stop does at each step
+                manager.poll()
             time.sleep(0.02)
         dist.barrier()
         print(f"saved {own_page().saved}")

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -153,7 +152,8 @@ class PodReader(ChunkReader):
             lacking.setdefault(self._readers[self._shard_of(item)], []).append(item)
         wanted = {rank: list(_buckets(found, self._itemsize)) for rank, found in lacking.items()}
         boxes = {rank: [list(map(_box, bucket)) for bucket in buckets] for rank, buckets in wanted.items()}
-        asked = _swap(boxes, device)
+        boxes_of_ranks = process_group.all_gather(boxes)
+        asked = {rank: of[self._rank] for rank, of in enumerate(boxes_of_ranks) if self._rank in of}
         size = process_group.world_size()
         arriving = {
             ((self._rank - rank) % size, number): (rank, bucket)
@@ -221,19 +221,6 @@ def _pieces(item: ReadItem, itemsize: int) -> Iterator[ReadItem]:
             dest_offsets=torch.Size([begin + row, *target]),
             lengths=torch.Size([min(rows, count - row), *rest]),
         )
-
-
-def _swap(values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
-    """Give each of these ranks a value, and return what ranks give this one. Collective; values travel by pickle."""
-    given = {
-        rank: torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for rank, value in values.items()
-    }
-    sizes = process_group.all_gather({rank: len(data) for rank, data in given.items()})
-    own = process_group.rank()
-    arriving = {rank: torch.empty(of[own], dtype=torch.uint8) for rank, of in enumerate(sizes) if own in of}
-    arriving = {rank: data.to(device) for rank, data in arriving.items()}
-    _transfer([(rank, data.to(device)) for rank, data in given.items()], arriving.items())
-    return {rank: pickle.loads(data.cpu().numpy().tobytes()) for rank, data in arriving.items()}  # noqa: S301
 
 
 def _transfer(sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]) -> None:

@@ -150,7 +150,7 @@ class CheckpointManager:
     @property
     def has_storage(self) -> bool:
         """Whether checkpoints go to storage."""
-        return self._saver is not None and self._saver.has_storage
+        return self._saver is not None and self._saver.storage is not None
 
     def register(self, name: str, thing: Stateful | DistributedStateful, *, internal: bool = False) -> None:
         """Save ``thing`` in checkpoints under ``name``, and restore it now if the newest one has it. Collective.
@@ -277,7 +277,7 @@ class CheckpointManager:
     @property
     def keeps_in_memory(self) -> bool:
         """Whether the memory of the pods keeps checkpoints."""
-        return self._saver is not None and self._saver.keeps_in_memory
+        return self._saver is not None and self._saver.held is not None
 
     @property
     def can_save(self) -> bool:
@@ -321,7 +321,7 @@ class CheckpointManager:
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
         every = self.options.store_every
-        if saver.keeps_in_memory:
+        if saver.held is not None:
             CheckpointManager._unstored = None
         saver.save(steps, chunks, plain, problem, store=every is None or is_passed(every, saver.stored, steps))
         self._saved = self._current_progress(steps)
@@ -390,7 +390,7 @@ class CheckpointManager:
 
         Returns whether a later call may do so.
         """
-        return self._saver is not None and self._saver.poll()
+        return self._saver is not None and self._saver.held is not None and self._saver.held.poll()
 
     def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage.

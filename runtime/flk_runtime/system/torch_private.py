@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
 
@@ -86,14 +85,3 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     import torch
 
     torch._foreach_copy_(targets, sources, non_blocking=True)
-
-
-def loads_by_itself(module: nn.Module) -> bool:
-    """Whether ``module`` loads a state in a way of its own. torch documents the method, which classes override."""
-    from torch import nn
-
-    return bool(
-        type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
-        or type(module).load_state_dict is not nn.Module.load_state_dict
-        or module._load_state_dict_pre_hooks
-    )

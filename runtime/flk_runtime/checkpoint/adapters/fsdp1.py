@@ -30,7 +30,7 @@ class FSDP1ModuleState(ModuleState):
 
         return dict(get_model_state_dict(self._module))
 
-    def _set(self, state: dict[str, Any], plain: dict[str, Any], *, whole: bool = False) -> None:
+    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
         set_model_state_dict(self._module, {**state, **plain})

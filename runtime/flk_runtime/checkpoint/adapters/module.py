@@ -16,7 +16,6 @@ from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import leaves
-from flk_runtime.system.torch_private import loads_by_itself
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -27,7 +26,6 @@ class ModuleState(DistributedStateful):
 
     Each rank offers its chunks of sharded tensors, and of DDP's parameters, which are equal on all ranks. Rank 0 saves
     all other tensors, such as DDP's buffers. Of `Parts` each rank offers all, and loads what it has itself.
-    A buffer that had another shape when it was saved is loaded by the module's own load_state_dict.
     """
 
     is_of_model = True
@@ -45,11 +43,11 @@ class ModuleState(DistributedStateful):
     def save_state(self, name: str) -> SplitState:
         state = self.entries()
         for key, shape in self._shapes.items():
-            if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape and not self._resizes(value):
+            if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape:
                 raise MismatchError(
                     f"the buffer {key!r} of {name} has the shape {tuple(value.shape)}, and had {tuple(shape)} at the "
-                    "start, so that a restart could not load it: give its module a _load_from_state_dict that makes a "
-                    "buffer of the saved shape, or pass persistent=False to register_buffer"
+                    "start, so that a restart could not load it: give it its shape before flk gets the model, as by a "
+                    "forward pass, or pass persistent=False to register_buffer"
                 )
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
@@ -68,16 +66,9 @@ class ModuleState(DistributedStateful):
         """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
         state = self.entries()
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        parameters = parameters_of(self._module)
-        resized = {
-            key: saved.checkpoint.empty(f"{saved.name}.{key}")
-            for key, value in tensors.items()
-            if key not in parameters and saved.checkpoint.shape(f"{saved.name}.{key}") not in (None, tuple(value.shape))
-        }
-        tensors |= resized
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         plain = saved.state_dict() if saved.plain else {}
-        self._set(state | resized, {key: plain[key] for key in state if key not in tensors}, whole=bool(resized))
+        self._set(state, {key: plain[key] for key in state if key not in tensors})
 
     def entries(self) -> dict[str, Any]:
         """The tensors and values that are saved, by the names of the user's module."""
@@ -99,22 +90,11 @@ class ModuleState(DistributedStateful):
             if isinstance(leaf, torch.Tensor) and not leaf.is_complex()
         }
 
-    def _resizes(self, buffer: torch.Tensor) -> bool:
-        """Whether a module with ``buffer`` has a way of its own to load, which may give it another shape."""
-        return any(
-            loads_by_itself(each)
-            for each in self._module.modules()
-            if any(_address(one) == _address(buffer) for one in each.buffers())
-        )
-
-    def _set(self, state: dict[str, Any], plain: dict[str, Any], *, whole: bool = False) -> None:
-        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set.
-
-        ``whole``: the module is given the others too, since it may look at several entries to load one.
-        """
+    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
+        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set."""
         own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        rest = {key: value for key, value in tensors.items() if whole or _address(value) not in own} | plain
+        rest = {key: value for key, value in tensors.items() if _address(value) not in own} | plain
         if rest:
             names = {user_name(self._module, each): each for each in self._module.state_dict()}
             self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)

@@ -37,8 +37,8 @@ class Saver:
     a save in memory never waits for storage, and goes on after a write that failed. ``metadata`` describes the writer
     of the checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is
     called when a checkpoint is complete: in storage, by the thread, or, if it is only or separately kept there, in
-    memory, by `poll`, `save` or `wait`. ``on_stored(step)`` is called when it is complete in storage. ``warn`` is
-    called with the reason where a save failed and training goes on.
+    memory, by `HeldSaves.poll`, `save` or `wait`. ``on_stored(step)`` is called when it is complete in storage.
+    ``warn`` is called with the reason where a save failed and training goes on.
     """
 
     def __init__(
@@ -61,13 +61,15 @@ class Saver:
         self._metadata, self._on_saved, self._on_stored, self._warn = metadata, on_saved, on_stored, warn
         self._rank = process_group.rank()  # the group may be gone at the end of the process
         self._separate = separate and destination is not None
-        self._held = HeldSaves(memory, self._note_held, warn, third=self._separate) if memory else None
-        self._storage: BackgroundWriter | None = None
+        self.held = HeldSaves(memory, self._note_held, warn, third=self._separate) if memory else None
+        """The saves in memory; None if the launcher keeps none, or has refused."""
+        self.storage: BackgroundWriter | None = None
+        """The writer to storage; None if there is none."""
         if destination is not None:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
             world_size = process_group.world_size()
             writer = StorageWriter(destination, keep, process_group.store(), self._rank, world_size, timeout)
-            self._storage = BackgroundWriter(writer, self._note_written)
+            self.storage = BackgroundWriter(writer, self._note_written)
         self._staging: Staging | None = None
         self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
         self._announced = -1  # the step of the latest checkpoint that `on_saved` has heard of
@@ -80,17 +82,7 @@ class Saver:
     @property
     def can_save(self) -> bool:
         """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
-        return self._held is not None or self._storage is not None
-
-    @property
-    def has_storage(self) -> bool:
-        """Whether checkpoints go to storage."""
-        return self._storage is not None
-
-    @property
-    def keeps_in_memory(self) -> bool:
-        """Whether the launcher keeps checkpoints, and has not refused."""
-        return self._held is not None
+        return self.held is not None or self.storage is not None
 
     def save(
         self,
@@ -110,13 +102,13 @@ class Saver:
         reason why the chunks and ``plain`` are not the whole state.
         """
         number = next(_numbers)
-        writing = bool(self._held and self._held.has_third and self._storage and self._storage.is_writing)
+        writing = bool(self.held and self.held.has_third and self.storage and self.storage.is_writing)
         error, lost = None if writing else self._join(), self._loss()
         # The facts that `describe` tells, from the attributes of the chunks.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
         changed = self._staging is None or layout != self._staging.layout
         failed = error is not None and not self._passes(error)
-        missing = self._held is not None and not self._held.memory.is_held(wait=True)
+        missing = self.held is not None and not self.held.memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
         buffer = io.BytesIO()
         try:
@@ -131,8 +123,8 @@ class Saver:
             raise StorageError("the save before this one has failed on another rank, whose error says why")
         if lost:
             self._warn(f"{lost}; training goes on, and the next save tries again")
-        if self._held:
-            self._held.memory.settle(whole=not missing_anywhere)
+        if self.held:
+            self.held.memory.settle(whole=not missing_anywhere)
         if incomplete_anywhere or self._staging is None:
             _agree(problem)
         staging = self._staging
@@ -144,24 +136,17 @@ class Saver:
         if not self.can_save:
             return
         self._stage(staging, step, number, chunks, values)
-        stored = self._storage is not None and (store or self._held is None) and not writing_anywhere
+        stored = self.storage is not None and (store or self.held is None) and not writing_anywhere
         self.behind = self._separate and not stored
         if stored:
             self._begin_write()
-        elif store and self._storage is not None and not self._said_slow:
+        elif store and self.storage is not None and not self._said_slow:
             self._said_slow = True
             if self._rank == 0:
                 self._warn(
                     f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
                     "later save is stored (said once)"
                 )
-
-    def poll(self) -> bool:
-        """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
-
-        Returns whether a later call may do so.
-        """
-        return self._held is not None and self._held.poll()
 
     def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
@@ -180,7 +165,7 @@ class Saver:
         self.behind = self._separate and error is not None
         if error is not None:
             raise error
-        if self._storage is None:
+        if self.storage is None:
             if together:
                 lost = next(filter(None, process_group.all_gather(lost)), "")
             if lost:
@@ -196,8 +181,8 @@ class Saver:
         if self._staging is not None:
             self._staging.close()
             self._staging = self._latest = None
-        if self._storage is not None:
-            self._storage.shard = None
+        if self.storage is not None:
+            self.storage.shard = None
 
     def store_restored(self, checkpoint: Restorable, *, at_end: bool) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
@@ -205,24 +190,24 @@ class Saver:
         ``at_end``: as in `wait`.
         Returns when it is complete. Raises CheckpointError on all ranks if it could not be written.
         """
-        if self._held is None or self._storage is None:
+        if self.held is None or self.storage is None:
             return
-        open_shard, step, readers = self._held.memory.open_shard, checkpoint.step, checkpoint.readers
+        open_shard, step, readers = self.held.memory.open_shard, checkpoint.step, checkpoint.readers
         own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
-        self._storage.writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
+        self.storage.writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
         self.stored = step
         self._on_stored(step)
 
     def finish_restoring(self) -> None:
         """Say that this rank has restored all it needs: the memory may hold later checkpoints."""
-        if self._held:
-            self._held.memory.restored()
+        if self.held:
+            self.held.memory.restored()
 
     def _join(self) -> Exception | None:
-        return self._storage.join() if self._storage else None
+        return self.storage.join() if self.storage else None
 
     def _loss(self) -> str:
-        return self._held.loss() if self._held else ""
+        return self.held.loss() if self.held else ""
 
     def _pass(self, error: Exception | None) -> None:
         """Go on after a write that failed with ``error``, if training may. Else raise it."""
@@ -235,7 +220,7 @@ class Saver:
             self._warn(f"{error}; training goes on, and the next save tries again")
 
     def _note_held(self, step: int) -> None:
-        if self._storage is None or self._separate:
+        if self.storage is None or self._separate:
             self._announced = step
             self._on_saved(step)
 
@@ -245,13 +230,13 @@ class Saver:
             self._on_saved(step)
 
     def _passes(self, error: Exception) -> bool:
-        kept = self._separate and self._held is not None  # it is in memory, whatever happens to storage
-        passing = kept or self._storage is None or self._storage.writer.destination.passing_errors
+        kept = self._separate and self.held is not None  # it is in memory, whatever happens to storage
+        passing = kept or self.storage is None or self.storage.writer.destination.passing_errors
         return passing and isinstance(error, CheckpointError)
 
     def _stage(self, staging: Staging, step: int, number: int, chunks: Sequence[Chunk], values: bytes) -> None:
         """Copy this rank's shard, and have it held in memory."""
-        held, storage, path = self._held, self._storage, None
+        held, storage, path = self.held, self.storage, None
         if held:
             read = storage.shard.path if storage and storage.shard and storage.is_writing else None
             path = held.path(staging.size(len(values)), read)
@@ -273,18 +258,18 @@ class Saver:
 
     def _begin_write(self, *, at_end: bool = False) -> None:
         """Have the latest copy written to storage, while nothing is written."""
-        if self._storage is not None and self._latest is not None:
+        if self.storage is not None and self._latest is not None:
             self.stored = self._latest[1].step
-            self._storage.begin(*self._latest, at_end=at_end)
+            self.storage.begin(*self._latest, at_end=at_end)
 
     def _reserve(self, size: int) -> None:
         """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""
-        if self._held is None or not (refusal := self._held.reserve(size)):
+        if self.held is None or not (refusal := self.held.reserve(size)):
             return
-        self._held = None
-        self.refusal = "" if self._storage else refusal
+        self.held = None
+        self.refusal = "" if self.storage else refusal
         if self._rank == 0:
-            nothing = "" if self._storage else ", and nothing is saved, since there is no storage for checkpoints"
+            nothing = "" if self.storage else ", and nothing is saved, since there is no storage for checkpoints"
             limit = f"{user_env.MEMORY_LIMIT} sets the limit"
             self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
 

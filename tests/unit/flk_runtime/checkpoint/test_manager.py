@@ -36,7 +36,7 @@ def test_a_save_reads_the_state_when_all_streams_of_the_gpu_have_ended(monkeypat
 
     manager = make_manager()
     manager.register("scale", Scale())
-    saver: Any = SimpleNamespace(can_save=True, keeps_in_memory=False, save=lambda *_, **__: order.append("copied"))
+    saver: Any = SimpleNamespace(can_save=True, held=None, save=lambda *_, **__: order.append("copied"))
     monkeypatch.setattr(manager, "_saver", saver)
     monkeypatch.setattr(device, "synchronize", lambda: order.append("waited"))
     manager.save(1)
@@ -99,7 +99,7 @@ def test_a_save_after_the_restored_step_has_the_current_random_states(
     """Nobody may have seen the first pass, as where the script calls `forward` of a module."""
     saved: list[Any] = []
     manager = make_manager()
-    saver = SimpleNamespace(can_save=True, keeps_in_memory=False, save=lambda *args, **_: saved.append(args))
+    saver = SimpleNamespace(can_save=True, held=None, save=lambda *args, **_: saved.append(args))
     monkeypatch.setattr(manager, "_saver", saver)
     restored = manager._rng_state = rng.get_state()
     manager.steps = 4

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import nn
 
 from flk_runtime.system import torch_private
-
-
-def test_a_module_with_a_loading_of_its_own_is_known() -> None:
-    class Own(nn.Linear):
-        def _load_from_state_dict(self, *arguments: Any) -> None:
-            super()._load_from_state_dict(*arguments)
-
-    assert not torch_private.loads_by_itself(nn.Linear(2, 2))
-    assert torch_private.loads_by_itself(Own(2, 2))
-    hooked = nn.Linear(2, 2)
-    hooked.register_load_state_dict_pre_hook(lambda *_: None)
-    assert torch_private.loads_by_itself(hooked)
 
 
 def test_a_profiler_that_runs_is_known() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from flk_runtime.checkpoint import ModuleState
 from flk_runtime.errors import MismatchError
-from tests.support.saved import saved
 
 
 class Bank(nn.Module):
@@ -25,29 +22,6 @@ class Bank(nn.Module):
     def add(self, value: float) -> None:
         self.rows = torch.cat([self.rows, torch.full((1, 2), value)])
         self.count += 1
-
-
-class Resized(Bank):
-    """One that loads a memory of any size, and looks at another entry for that."""
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
-        self.rows = torch.zeros(int(state[prefix + "count"].item()), 2)
-        super()._load_from_state_dict(state, prefix, *arguments)  # type: ignore[no-untyped-call]
-
-
-def test_a_buffer_of_another_shape_is_loaded_by_the_module_itself() -> None:
-    before = nn.Sequential(Resized())
-    state = ModuleState(before)
-    before[0].add(1.0)
-    before[0].add(2.0)
-    kept = saved("model", state)
-    after = nn.Sequential(Resized())
-    ModuleState(after).load_state(kept)
-    assert after[0].rows.tolist() == [[1, 1], [2, 2]]
-    assert torch.equal(after[0].layer.weight, before[0].layer.weight)
-    plain = nn.Sequential(Bank())
-    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.rows"):
-        ModuleState(plain).load_state(kept)
 
 
 def test_a_buffer_that_a_restart_could_not_load_is_refused_when_its_shape_has_changed() -> None:

@@ -98,9 +98,9 @@ class Job:
 
     def ended(self) -> None:
         """Wait until the write has ended, without hearing of it."""
-        assert self.saver._storage
-        assert self.saver._storage._thread
-        self.saver._storage._thread.join()
+        assert self.saver.storage
+        assert self.saver.storage._thread
+        self.saver.storage._thread.join()
 
     def stored_weight(self, step: int) -> float:
         assert self.storage
@@ -146,7 +146,8 @@ def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Stora
     assert job.save(1)
     for step in range(2, 7):
         assert not job.save(step, store=step > 3)
-        job.saver.poll()
+        assert job.saver.held
+        job.saver.held.poll()
     steps = sorted(ShardPreamble.from_bytes(path.read_bytes(), b"flk-open").step for path in tmp_path.glob("*.shard"))
     assert steps == [1, 5, 6], "the third file is what storage reads, and the latest whole one stays"
     assert (job.saved[-1], job.stored) == (5, [])
