@@ -50,21 +50,9 @@ class BenchResult:
         seconds = self._seconds()
         return min(seconds, key=lambda name: seconds[name]) if seconds else None
 
-    @property
-    def noise(self) -> str:
-        """Why the differences between strategies say nothing; empty: they say something."""
-        seconds = self._seconds()
-        if len(seconds) < 2:
-            return ""
-        fastest, slowest = min(seconds.values()), max(seconds.values())
-        spread = max(float(each.get("spread", 0.0)) for each in self.data["strategies"].values())
-        if slowest - fastest <= spread:
-            return f"two measurements of a strategy differ by {spread * 1e3:.3g} ms, and no two strategies by more"
-        return ""
-
     def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result in place of an older one; None if it has no key or is noise. Raises OSError."""
-        if self.noise or any(name not in self.data for name in _NEEDED):
+        """Write the result in place of an older one; None if it has no key. Raises OSError."""
+        if any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
