@@ -21,7 +21,6 @@ from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 
-_KEPT: Final = 200  # files
 _GIVEN: Final = 20  # results that travel with a job
 _NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it
 
@@ -58,9 +57,6 @@ class BenchResult:
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
         path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
         write_whole(path, json.dumps(self._summary()).encode())
-        with contextlib.suppress(FileNotFoundError):  # another flk deletes old results too
-            for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
-                old.unlink(missing_ok=True)
         return path
 
     def _seconds(self) -> dict[str, float]:
