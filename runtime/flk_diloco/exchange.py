@@ -8,7 +8,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from flk_diloco import messages
@@ -19,7 +18,6 @@ from flk_runtime.wire import LEASE, Backoff, Refused, Stream, VersionError
 
 Received = tuple[FromHub, Data]
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect, see `Backoff`
-_NOTICE = 30.0  # seconds without a connection after which its problem is reported
 _CLOSE_TIMEOUT = 10.0  # seconds in which the last messages are sent
 
 
@@ -37,15 +35,14 @@ class HubExchange:
         digest: str,
         *,
         patience: float,
-        log: Callable[[str], None],
         lease: float = LEASE,
     ) -> None:
         """``version`` of the parameters that this worker has, and their ``digest`` before its first round.
 
-        ``patience``: seconds without a hub after which `get` raises RendezvousError. ``log`` takes a line.
+        ``patience``: seconds without a hub after which `get` raises RendezvousError.
         """
         self._membership, self._layout, self._digest = membership, layout, digest
-        self._patience, self._log, self._lease = patience, log, lease
+        self._patience, self._lease = patience, lease
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._version = version  # received
@@ -54,7 +51,7 @@ class HubExchange:
         self._outgoing: queue.SimpleQueue[tuple[FromWorker, Data] | None] = queue.SimpleQueue()
         self._begun = False  # the hub of this connection takes contributions
         self._refused: SetupError | None = None
-        self._problem = self._logged_problem = ""  # why there is no connection, and which of these the log has
+        self._problem = ""  # why there is no connection
         self._lost_at: float | None = time.monotonic()
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -104,7 +101,7 @@ class HubExchange:
             except VersionError as error:
                 self._refused = SetupError(f"worker {self._membership.worker} cannot train with the others: {error}")
             except OSError as error:
-                self._note(str(error) or type(error).__name__)
+                self._problem = str(error) or type(error).__name__
             finally:
                 if peer:
                     peer.close()
@@ -169,12 +166,3 @@ class HubExchange:
                     if self._pending:
                         version, data = self._pending
                         self._outgoing.put((messages.Contribution(version), data))
-
-    def _note(self, problem: str) -> None:
-        if self._closing:
-            return
-        self._problem = problem
-        lost_at = self._lost_at
-        if problem != self._logged_problem and lost_at and time.monotonic() - lost_at > _NOTICE:
-            self._logged_problem = problem
-            self._log(f"no connection to the hub at {self._membership.address}: {problem}; trying again")

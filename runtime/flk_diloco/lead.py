@@ -68,7 +68,6 @@ class Lead:
             self.outer.version,
             f"{digest:08x}" if self._fresh else "",
             patience=options.timeout,
-            log=say,
         )
 
     def submit(self, local: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from lightning.pytorch import Callback, __version__
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -18,15 +18,13 @@ from torch.utils.data import DataLoader
 
 from flk_hosts.loaders import make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
-from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
-from flk_runtime.system import pytree
 from flk_runtime.training.elastic import refuse_elastic
 from flk_runtime.training.entry.adopt import adopt_training
 from flk_runtime.training.loop import Loop
 
 _OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step
-_WEIGHT: Final = "flk.weight:"  # begins what stands in checkpoints in the place of a tensor of the model
 
 
 class Flk(Callback):  # type: ignore[misc]
@@ -210,7 +208,7 @@ class Flk(Callback):  # type: ignore[misc]
 class _State:
     """What a Trainer's own checkpoint has besides the model, the optimizers and the schedulers.
 
-    What callbacks keep in such a checkpoint is kept too. A tensor of the model stands there by its name.
+    What callbacks keep in such a checkpoint is kept too. The state of the model is left out, unless one replaces it.
     """
 
     def __init__(self) -> None:
@@ -246,34 +244,19 @@ class _State:
         }
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
-        # With the tensors, which a callback may take out of the state: another one may get the id of one that is freed.
-        weights = {id(tensor): (_WEIGHT + name, tensor) for name, tensor in state["state_dict"].items()}
+        weights = state["state_dict"]
         call._call_callbacks_on_save_checkpoint(trainer, state)
         call._call_lightning_module_hook(trainer, "on_save_checkpoint", state)
-        return pytree.map_leaves(state, lambda each: weights[id(each)][0] if id(each) in weights else each)
+        if state.get("state_dict") is weights:
+            del state["state_dict"]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.saved = state
 
     def with_weights(self) -> dict[str, Any]:
-        """What flk's checkpoint has, with the tensors of the model, which are restored.
-
-        Raises CheckpointError if the model lacks one of them.
-        """
-        own = self._weights()
-
-        def named(each: Any) -> Any:
-            if not (isinstance(each, str) and each.startswith(_WEIGHT)):
-                return each
-            name = each.removeprefix(_WEIGHT)
-            if name not in own:
-                raise MismatchError(
-                    f"the checkpoint has the tensor {name!r} of the model, which has no such tensor now: resume with "
-                    "the same model and strategy, or name another place for checkpoints"
-                )
-            return own[name]
-
-        return pytree.map_leaves(self.saved, named)
+        """What flk's checkpoint has, with the state of the model, which is restored."""
+        return {"state_dict": self._weights(), **self.saved}
 
     def _weights(self) -> dict[str, Any]:
         """The state of the model; nothing where it is sharded, since collecting it takes long."""

@@ -18,13 +18,10 @@ GIB: Final = 1 << 30
 #   FlashAttention-3, arXiv 2407.08608, figure 5).
 # - memory: the rate of copies of large tensors.
 # - links: NCCL's busbw over the links' own bandwidth (ml-engineering, network chapter).
-# - processors: NCCL takes as many multiprocessors as the bandwidth needs, 2 for one network card and 16 for eight, and
-#   shares none with other kernels (its authors in NVIDIA/nccl, issue 689). An H100 has 132.
 MATMUL_EFFICIENCY: Final = 0.75
 ATTENTION_EFFICIENCY: Final = 0.35
 MEMORY_EFFICIENCY: Final = 0.85
 LINK_EFFICIENCY: Final = 0.8
-COLLECTIVE_PROCESSORS: Final = 16 / 132
 # - launch: an assumption of the order of magnitude. The driver takes about 5 µs to launch a kernel, and torch's
 #   dispatcher, autograd and Python as much again.
 LAUNCH_SECONDS: Final = 10e-6  # that an operation takes at least

@@ -14,7 +14,6 @@ from flk_plan.capture import CapturedModel, retrace
 from flk_plan.communication import Cluster, shard_count
 from flk_plan.hardware import (
     ATTENTION_EFFICIENCY,
-    COLLECTIVE_PROCESSORS,
     LAUNCH_SECONDS,
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
@@ -49,9 +48,6 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"an operation takes at least {LAUNCH_SECONDS * 1e6:.3g} µs",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
-    if gpu.overlaps:
-        share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
-        assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),

@@ -15,9 +15,7 @@ import torch
 
 from flk_plan.communication import Cluster, Collective, CollectiveKind, When, collectives, shard_count
 from flk_plan.hardware import (
-    COLLECTIVE_PROCESSORS,
     FRAGMENTATION,
-    LINK_EFFICIENCY,
     MEMORY_EFFICIENCY,
     RESERVED,
 )
@@ -225,8 +223,7 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
     before it computes, so no computation overlaps with the first all-gather, of the root unit where there is one.
     Gradients are sent while the next blocks of the backward pass compute, so no computation overlaps with the last
-    ones: of the root unit, or of DDP's last bucket. A collective slows down the computation that it overlaps with,
-    since it takes some of the GPU's processors.
+    ones: of the root unit, or of DDP's last bucket.
     """
     inside = sum(each.sent for each in sent if cluster.is_inside(each.ranks, each.stride))
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
@@ -243,10 +240,7 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     behind_forward = sum(seconds[When.FORWARD]) - first
     behind_backward = sum(seconds[When.BACKWARD]) + sum(seconds[When.OPTIMIZER]) - last
     exposed = first + max(0.0, behind_forward - forward) + last + max(0.0, behind_backward - backward)
-    hidden = 1 - exposed / sum(map(sum, seconds.values()))
-    # A slower network needs fewer processors, for a longer time.
-    at_full_speed = (wire.inside + wire.between) / (cluster.gpu.link * LINK_EFFICIENCY)
-    return wire, copied + exposed + hidden * COLLECTIVE_PROCESSORS * at_full_speed
+    return wire, copied + exposed
 
 
 def _first(sent: Sequence[Collective], when: When) -> list[Collective]:

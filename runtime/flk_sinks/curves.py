@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib.util
 import os
 import re
 import secrets
@@ -14,14 +15,14 @@ from typing import Any, Final
 
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.options import MLFLOW, TENSORBOARD, WANDB, SinkName
+from flk_runtime.contract.options import MLFLOW, NO_SINK, TENSORBOARD, WANDB, SinkName, implied_sinks, parse_sinks
 from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
+from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.ending import has_failed
 from flk_runtime.training.extensions import BeginRecording
 from flk_runtime.training.lines import Line
-from flk_sinks.choice import chosen_sinks
 from flk_sinks.sink import Row, RunInfo, Sink, flat, scalars
 from flk_sinks.writer import Writer, close
 
@@ -35,8 +36,38 @@ def recording(text: str | None) -> BeginRecording | None:
 
     Raises SetupError for sinks that cannot work here.
     """
-    sinks = chosen_sinks(text, os.environ)
+    sinks = _chosen(text, os.environ)
     return partial(_begin, sinks) if sinks else None
+
+
+def _chosen(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, ...]:
+    """The sinks of an argument, else of FLK_METRICS, else those that other variables imply and that are installed.
+
+    Raises SetupError for a wrong text, and for a sink that is named and cannot work here.
+    """
+    name = "metrics" if text is not None else user_env.METRICS
+    given = user_env.METRICS.read(variables) if text is None else text or NO_SINK
+    if not given:
+        return tuple(each for each in implied_sinks(variables) if _is_installed(each.kind))
+    try:
+        named = parse_sinks(given)
+    except ValueError as error:
+        raise SetupError(f"{name}={given}: {error}") from None
+    for each in named:
+        if not _is_installed(each.kind):
+            raise SetupError(
+                f"{name}: {each.kind} needs the package {each.kind}, which this image lacks: add --pip {each.kind}, or "
+                "install it in the image"
+            )
+        if each.kind == MLFLOW and not variables.get("MLFLOW_TRACKING_URI"):
+            raise SetupError(f"{name}: mlflow needs the address of its server in MLFLOW_TRACKING_URI")
+    return named
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package can be imported. A folder of its name, as W&B makes one for its files, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _begin(sinks: Sequence[SinkName], context: RunContext, manager: CheckpointManager) -> None:

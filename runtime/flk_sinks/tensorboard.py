@@ -7,10 +7,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any, Final
 
-from flk_sinks.sink import Row, RunInfo, Written
+from flk_sinks.sink import Row, RunInfo
 
 _TIME: Final = re.compile(r"events\.out\.tfevents\.(\d{10})\.")  # in the name of a file
 
@@ -24,9 +24,8 @@ class TensorBoard:
         self._run = run
         self._folder = f"{place.rstrip('/')}/{run.id}"
         self._file: Any = None
-        self._own: set[str] = set()  # names of the files of this process
+        self._files = 0  # of this process
         self._newest = 0  # the largest step that this process has written
-        self._earlier: Written | None = None  # what earlier attempts have written up to the resumed step
 
     def open(self) -> None:
         from tensorboard.compat import tf
@@ -35,9 +34,9 @@ class TensorBoard:
         # What a failed write may have left in the file before is purged, and written again.
         first = 1 + max(self._newest, self._run.resumed)
         tf.io.gfile.makedirs(self._folder)
-        number = f"{socket.gethostname()}.{os.getpid()}.{len(self._own)}"
+        number = f"{socket.gethostname()}.{os.getpid()}.{self._files}"
         name = f"events.out.tfevents.{_next_time(self._folder):010d}.{number}"
-        self._own.add(name)
+        self._files += 1
         self._file = tf.io.gfile.GFile(f"{self._folder}/{name}", "wb")
         now = time.time()
         self._put(
@@ -58,10 +57,6 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # An evaluation after the resumed step may be done again, or not.
-        if any(row.step <= self._run.resumed for row in rows):
-            self._earlier = self._earlier or Written(_written(self._folder, self._run.resumed, self._own))
-            rows = self._earlier.missing(rows)
         # One event for all values of a row: one for each takes several times as long.
         self._put(
             [
@@ -101,23 +96,3 @@ def _next_time(folder: str) -> int:
 
     names = [file.rpartition("/")[2] for file in tf.io.gfile.glob(f"{folder}/events.out.tfevents.*")]
     return max([int(time.time()), *(1 + int(found[1]) for name in names if (found := _TIME.match(name)))])
-
-
-def _written(folder: str, until: int, own: Set[str]) -> dict[str, int]:
-    """The newest step, at most ``until``, of each name in the event files of earlier processes: all but ``own``.
-
-    A process of another pod, or of the pod when it began again, may have had the same number.
-    """
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    from tensorboard.compat import tf
-
-    steps: dict[str, int] = {}
-    for file in sorted(tf.io.gfile.glob(f"{folder}/events.out.tfevents.*")):
-        if file.rpartition("/")[2] in own:
-            continue
-        for event in EventFileLoader(file).Load():
-            if event.HasField("session_log"):  # another attempt begins, and purges
-                steps = {name: step for name, step in steps.items() if step < event.step}
-            elif event.HasField("summary") and event.step <= until:
-                steps |= {value.tag: event.step for value in event.summary.value}
-    return steps

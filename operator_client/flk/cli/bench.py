@@ -52,9 +52,8 @@ def bench(
 ) -> int:
     """Run a script for a few steps under each strategy, twice in turn in one job, and compare them.
 
-    The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory, and
-    how much the two times of a strategy differ. Results that are more than noise are kept on this machine: strategy
-    auto uses them for the same model and hardware.
+    The job has the pods of the training job and is deleted at the end. Shows the shorter time of a step, MFU and peak
+    memory. Results are kept on this machine: strategy auto uses them for the same model and hardware.
     """
     limit = seconds(timeout, "--strategy-timeout") or _CASE
     from flk.planning.bench import bench_job
@@ -67,9 +66,7 @@ def bench(
         note("there is no result: the lines above say why")
         return code or int(ExitCode.ERROR)
     try:
-        if result.keep() is None and result.noise:
-            note(f"the result is not kept, since it is noise: {result.noise}")
-        elif result.keep() is None:
+        if result.keep() is None:
             note("the result is not kept: without a plan of the script it cannot be told for which model it is")
     except OSError as error:
         note(f"the result is not kept: {error}")
@@ -143,24 +140,21 @@ def _text(result: BenchResult) -> Iterator[str]:
         _row(name, each)
         for name, each in sorted(data["strategies"].items(), key=lambda item: item[1].get("seconds", float("inf")))
     ]
-    yield from table(["STRATEGY", "STEP", "SPREAD", "MFU", "MEMORY"], rows)
+    yield from table(["STRATEGY", "STEP", "MFU", "MEMORY"], rows)
     yield ""
     yield from (f"warning: {one_line(text)}" for text in data["warnings"])
-    if result.noise:
-        yield f"no strategy is the fastest: {result.noise}"
-    elif result.fastest:
+    if result.fastest:
         yield f"fastest: --strategy {result.fastest}"
 
 
 def _row(name: str, measured: dict[str, object]) -> list[str]:
     if "error" in measured:
-        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", ""]
+        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", ""]
     mfu, memory = measured["mfu"], measured["memory"]
     assert isinstance(memory, list)  # noqa: S101
     return [
         name,
         time_text(float(str(measured["seconds"]))),
-        time_text(float(str(measured.get("spread", 0.0)))),
         "" if mfu is None else f"{float(str(mfu)):.1%}",
         bytes_text(max(memory)),
     ]

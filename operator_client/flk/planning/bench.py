@@ -21,7 +21,6 @@ from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 
-_KEPT: Final = 200  # files
 _GIVEN: Final = 20  # results that travel with a job
 _NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it
 
@@ -50,29 +49,14 @@ class BenchResult:
         seconds = self._seconds()
         return min(seconds, key=lambda name: seconds[name]) if seconds else None
 
-    @property
-    def noise(self) -> str:
-        """Why the differences between strategies say nothing; empty: they say something."""
-        seconds = self._seconds()
-        if len(seconds) < 2:
-            return ""
-        fastest, slowest = min(seconds.values()), max(seconds.values())
-        spread = max(float(each.get("spread", 0.0)) for each in self.data["strategies"].values())
-        if slowest - fastest <= spread:
-            return f"two measurements of a strategy differ by {spread * 1e3:.3g} ms, and no two strategies by more"
-        return ""
-
     def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result in place of an older one; None if it has no key or is noise. Raises OSError."""
-        if self.noise or any(name not in self.data for name in _NEEDED):
+        """Write the result in place of an older one; None if it has no key. Raises OSError."""
+        if any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
         path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
         write_whole(path, json.dumps(self._summary()).encode())
-        with contextlib.suppress(FileNotFoundError):  # another flk deletes old results too
-            for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
-                old.unlink(missing_ok=True)
         return path
 
     def _seconds(self) -> dict[str, float]:

@@ -33,9 +33,6 @@ class Row:
     activations: int
     wire_inside: float
     wire_between: float
-    compute_seconds: float
-    exposed_seconds: float
-    optimizer_seconds: float
     step_seconds: float
     mfu: float | None
     largest_batch: float

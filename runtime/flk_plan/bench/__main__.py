@@ -44,9 +44,9 @@ class Benchmark:
         measured: dict[str, dict[str, Any]] = {}
         for number in range(_ROUNDS):  # each strategy once in each, so that a slow minute is not one strategy's
             for name in strategies:
-                before = measured.get(name)
-                if before is None or "error" not in before:
-                    measured[name] = joined(before, self._measure(name, number))
+                before = measured.get(name, {})
+                if "error" not in before:
+                    measured[name] = faster(before, self._measure(name, number))
         result = {"strategies": measured, "steps": self._request["steps"], "warnings": []}
         if self._info.rank == 0:
             try:
@@ -80,13 +80,10 @@ class Benchmark:
             print(f"flk bench: {text}", file=sys.stderr, flush=True)
 
 
-def joined(before: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
-    """The result of one strategy in all rounds: the fastest one's, with the seconds between it and the slowest."""
-    if before is None or "error" in found:
-        return found | ({} if "error" in found else {"spread": 0.0})
-    fastest, slowest = sorted((before, found), key=lambda each: float(each["seconds"]))
-    spread = slowest["seconds"] + slowest.get("spread", 0.0) - fastest["seconds"]
-    return fastest | {"spread": max(spread, before["spread"])}
+def faster(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The result of one strategy in both rounds: that of the faster one; an error, if there was one."""
+    is_slower = before and "error" not in found and found["seconds"] > before["seconds"]
+    return before if is_slower else found
 
 
 def strategies_of(info: RankInfo) -> tuple[str, ...]:

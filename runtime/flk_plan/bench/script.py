@@ -6,10 +6,8 @@ memory that this rank has used, in bytes. The script ends after its last measure
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -50,16 +48,10 @@ class _Clock:
             torch.cuda.synchronize(run.device)
         self._times.append(time.perf_counter())
         if done == self.needed:
-            self.result = {"seconds": self._seconds(run), "mfu": run.mfu, "memory": _peak_memory(run)}
+            seconds = (self._times[-1] - self._times[-self._steps - 1]) / self._steps
+            self.result = {"seconds": seconds, "mfu": run.mfu, "memory": _peak_memory(run)}
             dist.barrier()  # no rank ends while another still communicates
             raise _Done
-
-    def _seconds(self, run: Run) -> float:
-        """Seconds of a step: on a GPU the mean, since a step may end before its kernels do; else the median."""
-        times = self._times[-self._steps - 1 :]
-        if run.device.type == "cuda":
-            return (times[-1] - times[0]) / self._steps
-        return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
 def _peak_memory(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""What a Lightning Trainer keeps in flk's checkpoints in the place of the model's tensors."""
+"""What a Lightning Trainer keeps in flk's checkpoints of the model's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime.errors import MismatchError
 from tests.support.collection import skip_without
 
 skip_without("lightning")
@@ -41,25 +40,19 @@ def state_of(callback: type[Any] | None = None) -> Any:
     return state
 
 
-def test_a_tensor_in_the_memory_of_a_weight_that_a_callback_has_dropped_is_no_weight() -> None:
+def test_the_state_of_the_model_is_kept_only_if_a_callback_has_replaced_it() -> None:
     import lightning
 
     class Replaces(lightning.Callback):  # type: ignore[misc]
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            del checkpoint["state_dict"]
-            checkpoint["averages"] = [torch.ones(1) for _ in range(64)]
+            checkpoint["current"], checkpoint["state_dict"] = checkpoint["state_dict"], {"layer.bias": torch.ones(1)}
 
-    averages = state_of(Replaces).state_dict()["averages"]
-    assert all(isinstance(each, torch.Tensor) for each in averages), averages
-
-
-def test_a_weight_that_the_model_has_no_more_is_refused_by_name() -> None:
-    state = state_of()
-    state.load_state_dict(state.state_dict())
-    assert set(state.with_weights()["state_dict"]) == {"layer.weight", "layer.bias"}
-    state.load_state_dict({"state_dict": {"old.weight": "flk.weight:old.weight"}})
-    with pytest.raises(MismatchError, match=r"the tensor 'old\.weight' of the model, which has no such tensor now"):
-        state.with_weights()
+    replaced, plain = state_of(Replaces), state_of()
+    assert set(replaced.state_dict()["state_dict"]) == {"layer.bias"}
+    assert set(replaced.state_dict()["current"]) == {"layer.weight", "layer.bias"}
+    plain.load_state_dict(plain.state_dict())
+    assert "state_dict" not in plain.saved
+    assert set(plain.with_weights()["state_dict"]) == {"layer.weight", "layer.bias"}
 
 
 def test_the_options_of_the_callback_are_named_for_command_lines_that_read_them() -> None:

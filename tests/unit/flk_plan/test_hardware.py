@@ -74,25 +74,6 @@ def test_ddp_has_one_pool() -> None:
     assert found.total == int(found.live / (1 - FRAGMENTATION))
 
 
-@pytest.mark.parametrize("network", [1e9, 1.0])
-def test_a_collective_that_computation_hides_takes_processors_from_it(network: float) -> None:
-    """The root's gathering and reduction are exposed, and the others slow the computation beside them.
-
-    At the speed of the links inside of a node they take 16 of 132 processors, and over a slower network fewer.
-    """
-    gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e3)  # copies take no time, and collectives long
-    cluster = Cluster(2, RANKS // 2, gpu, network)
-    work = workload(seconds=1e9)
-    sent = list(collectives("full_shard", work.units, RANKS, RANKS))
-    assert [each.unit.block for each in sent if each.unit] == [OUTSIDE, OUTSIDE, 0, 0, 0, 1, 1, 1]
-    exposed = sent[0].seconds(cluster) + sent[1].seconds(cluster)
-    hidden = sum(each.sent for each in sent) - sent[0].sent - sent[1].sent
-    found = predict("full_shard", work, cluster)
-    assert found.exposed_seconds == pytest.approx(exposed + hidden / (1e3 * 0.8) * 16 / 132, rel=1e-4)
-    alone = predict("full_shard", work, replace(cluster, gpu=replace(gpu, overlaps=False)))
-    assert alone.exposed_seconds == pytest.approx(sum(each.seconds(cluster) for each in sent))
-
-
 @pytest.mark.parametrize(("strategy", "shards"), [("full_shard", RANKS), ("hybrid_shard", RANKS // 2)])
 def test_no_computation_hides_what_is_sent_of_the_root(strategy: str, shards: int) -> None:
     """It is gathered first and reduced last: under hybrid strategies in a shard group, and then between the groups."""

@@ -1,7 +1,10 @@
-"""Which run of the sinks a job writes to."""
+"""Which sinks a run has, and which run of theirs a job writes to."""
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +12,9 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.options import SinkName
+from flk_runtime.errors import SetupError
 from flk_runtime.training.lines import Lines
-from flk_sinks.curves import Curves
+from flk_sinks.curves import Curves, _chosen, _is_installed
 from flk_sinks.sink import RunInfo
 
 
@@ -64,3 +68,51 @@ def test_a_hyperparameter_whose_name_looks_like_a_secret_is_not_shown(context: A
     )
     shown = {"hub/api_key": "***", "hub/token": "None", "max_token": 512, "pad_token": "<pad>", "tokenizer": "bpe"}
     assert info.hyperparameters == shown
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The packages that are found."""
+    found: set[str] = {"tensorboard", "mlflow", "wandb"}
+
+    def find_spec(name: str) -> ModuleSpec | None:
+        return ModuleSpec(name, None, origin="there") if name in found else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    return found
+
+
+def test_the_argument_wins_over_the_variable_and_this_over_others(installed: set[str]) -> None:
+    variables = {"WANDB_PROJECT": "p", "MLFLOW_TRACKING_URI": "http://mlflow"}
+    assert _chosen(None, {}) == ()
+    assert [each.kind for each in _chosen(None, variables)] == ["mlflow", "wandb"]
+    variables["FLK_METRICS"] = "tensorboard:/tb"
+    assert _chosen(None, variables) == (("tensorboard", "/tb"),)
+    assert _chosen("mlflow", variables) == (("mlflow", ""),)
+    assert _chosen("none", variables) == _chosen("", variables) == ()
+
+
+def test_an_implied_sink_that_is_not_installed_is_left_out(installed: set[str]) -> None:
+    installed.discard("wandb")
+    assert _chosen(None, {"WANDB_PROJECT": "p"}) == ()
+
+
+def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) -> None:
+    installed.discard("wandb")
+    with pytest.raises(SetupError) as caught:
+        _chosen("wandb", {"RANK": "0"})
+    assert str(caught.value) == (
+        "metrics: wandb needs the package wandb, which this image lacks: add --pip wandb, or install it in the image"
+    )
+    with pytest.raises(SetupError, match="FLK_METRICS: mlflow needs the address of its server in MLFLOW_TRACKING_URI"):
+        _chosen(None, {"FLK_METRICS": "mlflow"})
+    with pytest.raises(SetupError, match="FLK_METRICS=neptune: expected tensorboard:/PATH"):
+        _chosen(None, {"FLK_METRICS": "neptune"})
+
+
+def test_the_folder_that_wandb_writes_to_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_of_runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("folder_of_runs") is not None
+    assert not _is_installed("folder_of_runs")
+    assert _is_installed("tensorboard")

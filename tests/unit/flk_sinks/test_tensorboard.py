@@ -11,28 +11,6 @@ from flk_sinks.sink import Row, RunInfo
 from flk_sinks.tensorboard import TensorBoard
 
 
-def written(folder: Path) -> list[tuple[int, str]]:
-    """Steps and names in all files."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    events = [event for file in folder.rglob("events*") for event in EventFileLoader(str(file)).Load()]
-    return sorted((event.step, value.tag) for event in events for value in event.summary.value if event.step)
-
-
-def test_an_evaluation_is_not_written_again_by_a_process_with_the_same_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes of two pods often have the same number: here it is one process."""
-    pytest.importorskip("tensorboard")
-    for resumed, host in ((0, "gpt-worker-0"), (10, "gpt-worker-1")):
-        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
-        sink = TensorBoard(RunInfo("run", "run", "run", resumed=resumed), str(tmp_path))
-        sink.open()
-        sink.write([Row(10, 1.0, {"val": 0.5}), Row(11, 2.0, {"loss": 1.0})])
-        sink.close("stopped")
-    assert written(tmp_path).count((10, "val")) == 1
-
-
 @pytest.mark.parametrize("began", [1000.4, 990.0], ids=["in the same second", "a clock that is behind"])
 def test_an_attempt_is_read_after_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: float
