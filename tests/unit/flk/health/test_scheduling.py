@@ -8,6 +8,7 @@ import pytest
 
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
+from flk.health.queue import EVICTED, PENDING
 from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
@@ -244,6 +245,37 @@ def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], pla
     assert place in [item.text for item in cause.evidence]
     (unknown,) = find(in_queue().view(workloads=[workload], pending_workloads=found[:-1]))
     assert unknown.sentence == "it waits in queue gold: insufficient quota for gpu"
+
+
+@pytest.mark.parametrize("reason", PENDING)
+def test_a_reason_of_the_queue_has_its_remedy_and_those_that_last_leave_the_job_stuck(reason: str) -> None:
+    lacks = {"type": "QuotaReserved", "status": "False", "reason": reason, "message": "no", "lastTransitionTime": MADE}
+    view = in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [lacks]}}])
+    (cause,) = find(view)
+    assert cause.sentence == "it waits in queue gold: no"
+    assert cause.remedy.startswith(f"{PENDING[reason].remedy}; ")
+    assert cause.evidence[0].text == f"{reason}: no"
+    view.now = NOW + 600
+    stuck = PENDING[reason].lasts
+    state = derive(view)
+    assert (state.phase, state.code) == ((Phase.STUCK, 104) if stuck else (Phase.QUEUED, 101))
+
+
+def test_a_queue_that_does_not_exist_leaves_the_job_stuck_before_kueue_0_19_too() -> None:
+    lacks = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "lastTransitionTime": MADE}
+    lacks |= {"message": "LocalQueue gold doesn't exist"}
+    view = in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [lacks]}}])
+    view.now = NOW + 600
+    assert derive(view).phase == Phase.STUCK
+
+
+@pytest.mark.parametrize("reason", [*EVICTED, "FlavorMigration"])
+def test_a_reason_of_an_eviction_has_its_remedy(reason: str) -> None:
+    gone = {"type": "Evicted", "status": "True", "reason": reason, "message": "no", "lastTransitionTime": MADE}
+    (cause,) = find(in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [gone]}}]))
+    assert (cause.code, cause.resolves_itself) == ("PreemptedByQueue", True)
+    assert f"has taken the job's place back ({reason}): no" in cause.sentence
+    assert cause.remedy.endswith(f"; {EVICTED[reason].remedy}" if reason in EVICTED else "there is room")
 
 
 @pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
