@@ -191,7 +191,7 @@ SHORT: Final = "NotEnoughResources"
 _LASTS: Final = re.compile("does not exist|affinity rules|topology spread")  # until somebody changes the job
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _DEFAULT_DELAY: Final = 300.0  # the same for Kubernetes' own, which is away for minutes while a control plane restarts
-_GATE_GRACE: Final = 600.0  # seconds in which somebody should have removed a gate
+_GATE_GRACE: Final = 1800.0  # seconds in which somebody should have removed a gate
 _DEVICES: Final = re.compile(
     r"cannot allocate all claims|(ResourceClaim not created yet|resourceclaim\S* \S+ not found"
     r"|device class \S+ does not exist)"
