@@ -338,7 +338,7 @@ PULLS: Final = (
             ),
         ),
         cured_by="the kubelet, which tries again",
-        patience=1800,
+        patience=21_600,  # a registry that limits pulls counts those of some hours
         awaits="the registry",
     ),
     Cause(

@@ -57,7 +57,7 @@ def later(job: JobBuilder, seconds: float = 3600, **around: Any) -> JobView:
     "why", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient nvidia.com/gpu", ""]
 )
 def test_a_job_that_gets_a_node_is_pending(reason: str, message: str, who: str, text: str, why: str) -> None:
-    view = later(says(pending(why), reason, message, who))
+    view = later(says(pending(why), reason, message, who), 1200)
     cause, state = find(view)[0], derive(view)
     assert cause.code == "NodeBeingAdded"
     assert cause.sentence.startswith(
@@ -65,6 +65,8 @@ def test_a_job_that_gets_a_node_is_pending(reason: str, message: str, who: str, 
     )
     assert cause.since == NOW - 50
     assert (state.phase, state.reason) == (Phase.PENDING, "NodeBeingAdded")
+    view.now += 600  # it has had its time
+    assert derive(view).phase == Phase.STUCK
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_stuck_after_is_about_nodes_only() -> None:
 @pytest.mark.parametrize(
     ("message", "code", "phase"),
     [
-        ("request device: device class absent does not exist", "Unschedulable", Phase.STUCK),
+        ("request device: device class absent does not exist", "DevicesNotAllocated", Phase.STUCK),
         ("3 node(s) didn't match pod anti-affinity rules", "Unschedulable", Phase.STUCK),
         ("3 node(s) didn't match pod topology spread constraints", "Unschedulable", Phase.STUCK),
         ("3 node(s) didn't have free ports for the requested pod ports", "Unschedulable", Phase.PENDING),
@@ -302,7 +304,7 @@ def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
     read = dict.fromkeys(("version", "api", "rights"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, controllers={}, nodes=nodes, pending=[], autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:
