@@ -38,6 +38,9 @@ def emulate(accumulation):
 """
 
 
+LOW = ("no_shard", "full_shard", "hybrid_shard_zero2")  # in bfloat16 on four ranks
+
+
 def wrong(found: dict[str, list[float]], expected: dict[str, list[float]], tolerance: float) -> dict[str, object]:
     """The entries of ``found`` that are not within ``tolerance`` of those in ``expected``."""
     return {
@@ -47,7 +50,7 @@ def wrong(found: dict[str, list[float]], expected: dict[str, list[float]], toler
 
 @pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_every_strategy_trains_as_one_process_does(ranks: Ranks) -> None:
-    """With accumulated gradients. Other tests here make steps of one micro-batch."""
+    """With accumulated gradients. Other tests make steps of one micro-batch, also of all strategies in bfloat16."""
     one = (
         THREE_BLOCKS
         + EMULATION
@@ -64,17 +67,19 @@ with group():
     for name in {SHARDING}:
         with init(name) as run:
             for kind, precision in (("fp32", None), ("bf16", flk.Precision())):
+                if kind == "bf16" and name not in {LOW}:
+                    continue
                 pair = run.parallelize(*build(), precision=precision, **hybrid(name))
                 tell(f"{{kind}} {{name}}", train(run, *pair, steps=STEPS, accumulation=ACCUMULATION))
 """
     )
-    sizes = "STEPS, ACCUMULATION = 3, 3\n"
+    sizes = "STEPS, ACCUMULATION = 2, 2\n"
     expected = told(ranks(sizes + one, 1)[0])
     ended = ranks(sizes + four, 4)
     found = told(ended[0])
     assert all(told(rank) == found for rank in ended)
     low = {key: found.pop(key) for key in list(found) if key.startswith("bf16")}
-    assert len(found) == len(low) == 5
+    assert (len(found), len(low)) == (5, len(LOW))
     assert wrong(found, dict.fromkeys(found, expected["fp32"]), 1e-6) == {}
     assert wrong(low, dict.fromkeys(low, expected["fp32"]), 2e-3) == {}
     # what is left is the order of sums in float32

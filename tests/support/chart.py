@@ -72,7 +72,7 @@ def templates(many: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]
                 path.unlink()
         for values in many.values():
             schema.validate(values)
-        texts = {name: json.dumps(_merged(defaults, values)) for name, values in many.items()}
+        texts = {name: json.dumps(merged(defaults, values)) for name, values in many.items()}
         (chart / "templates" / "job.yaml").rename(chart / "templates" / "_job.yaml")
         (chart / "templates" / "many.yaml").write_text(_MANY)
         (chart / "values.yaml").write_text(json.dumps({"many": texts}))
@@ -81,11 +81,11 @@ def templates(many: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     return {document["name"]: _documents(document["text"]) for document in _documents(done.stdout)}
 
 
-def _merged(base: Any, over: Any) -> Any:
+def merged(base: Any, over: Any) -> Any:
     """Values over the chart's defaults, as Helm merges them."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
-    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+    return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}
 
 
 def _documents(text: str) -> list[dict[str, Any]]:

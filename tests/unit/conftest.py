@@ -19,7 +19,17 @@ from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 from tests.support.commands import Run
 
-cli.load = functools.cache(cli.load)  # Typer takes as long to make a command as most tests to call it
+made = functools.cache(cli.load)
+
+
+def load(name: str) -> Any:
+    """A command that is made once: Typer takes as long for that as most tests to call it."""
+    command = made(name)
+    command.every = False  # which --help-all changes
+    return command
+
+
+cli.load = load
 
 
 @pytest.fixture(scope="session")

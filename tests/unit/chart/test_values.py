@@ -17,9 +17,10 @@ from flk.targets import TARGETS
 from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env
 from scripts.chart import FILES
-from tests.support.chart import CHART, JOB, ROOT, template
+from tests.support.chart import CHART, JOB, ROOT, merged, template
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -149,9 +150,12 @@ def test_numbers_of_the_command_line_mean_what_those_of_a_file_do() -> None:
 
 @pytest.mark.parametrize(("values", "says"), REFUSED.values(), ids=REFUSED.keys())
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], says: str) -> None:
-    chart = template(values)
-    assert chart.code != 0
-    assert says in chart.stderr
+    # Helm takes a tenth of a second: it is asked where the schema alone does not say it.
+    wrong = jsonschema.Draft7Validator(SCHEMA).iter_errors(merged(DEFAULTS, values))
+    if not any(says in f"{error.json_path} {error.message}" for error in wrong):
+        chart = template(values)
+        assert chart.code != 0
+        assert says in chart.stderr
 
 
 def test_release_whose_name_is_no_jobs_name_is_refused() -> None:
@@ -166,9 +170,8 @@ def test_generated_files_are_up_to_date(path: Path) -> None:
 
 
 def test_the_defaults_fit_the_schema() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
     jsonschema.Draft7Validator.check_schema(SCHEMA)
-    jsonschema.validate(values, SCHEMA)
+    jsonschema.validate(DEFAULTS, SCHEMA)
 
 
 def test_the_schema_refuses_the_reserved_names_of_variables() -> None:
