@@ -1,7 +1,4 @@
-"""Facts and operations of this container: CPUs, GPUs, OOM kills, network addresses and ports, child processes.
-
-Limits are those of version 2 of control groups.
-"""
+"""Facts and operations of this container: CPUs, GPUs, OOM kills, network addresses and ports, child processes."""
 
 from __future__ import annotations
 
@@ -44,9 +41,13 @@ def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """The CPU limit of this container; None: it has none."""
-    with contextlib.suppress(OSError, ValueError):  # "max 100000" or "150000 100000"
+    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = (root / "cpu.max").read_text().split()
         return int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no limit
+        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
+        return quota_us / period_us if quota_us > 0 else None
     return None
 
 
@@ -74,11 +75,12 @@ def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/de
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of processes of this container that the kernel has killed at the memory limit."""
-    with contextlib.suppress(OSError):
-        for line in (root / "memory.events").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
     return 0
 
 
@@ -87,8 +89,9 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
     if not pod_layout.LINUX:
         return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     total = int(re.search(r"MemTotal:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
-    with contextlib.suppress(OSError, ValueError):  # "max": none
-        return min(total, int((root / "memory.max").read_text()))
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroup v2 ("max": none), v1
+        with contextlib.suppress(OSError, ValueError):
+            return min(total, int(path.read_text()))
     return total
 
 
@@ -146,8 +149,19 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def interface_with_address(address: str) -> str:
-    """Name of the network interface that has this IPv4 address, or an empty string."""
+def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6")) -> str:
+    """Name of the network interface that has this IPv4 or IPv6 address, or an empty string.
+
+    ``table`` lists the IPv6 addresses, in hex without colons in the first column, and the interface in the last one.
+    """
+    if ":" in address:
+        with contextlib.suppress(OSError):
+            wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+            for line in table.read_text().splitlines():
+                words = line.split()
+                if words[0] == wanted:
+                    return words[-1]
+        return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

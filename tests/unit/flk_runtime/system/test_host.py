@@ -24,6 +24,8 @@ def files(root: Path, content: dict[str, str]) -> Path:
         ({"cpu.max": "150000 100000\n"}, 2),
         ({"cpu.max": "50000 100000\n"}, 1),
         ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
         ({}, 64),
     ],
 )
@@ -36,6 +38,7 @@ def test_cpu_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dic
     ("content", "expected"),
     [
         ({"memory.events": "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\n"}, 2),
+        ({"memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"}, 7),
         ({}, 0),
     ],
 )
@@ -70,7 +73,7 @@ def test_source_address() -> None:
 
 def test_interface_with_address() -> None:
     assert host.interface_with_address("127.0.0.1") == "lo"
-    assert host.interface_with_address("192.0.2.1") == ""
+    assert host.interface_with_address("192.0.2.1") == host.interface_with_address("fd00::7") == ""
 
 
 @pytest.mark.parametrize(
