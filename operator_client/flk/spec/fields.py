@@ -165,6 +165,12 @@ def _arguments(value: str) -> str:
     return value
 
 
+def _modules(value: str) -> str:
+    if not all(re.fullmatch(_MODULE, name) for name in value.split(" ")):
+        raise ValueError(f"must be names of modules with a space between them, like transformers (is {value!r})")
+    return value
+
+
 def _strategy(value: str) -> str:
     try:
         return parse_strategy(value)
@@ -191,6 +197,7 @@ def _ship(value: Any) -> Any:
 # The schemas say which types a value may have. Whether a text is right is the model's to say: its error says why.
 _QUANTITY: Final = WithJsonSchema({"type": ["string", "number"], "exclusiveMinimum": 0})
 _ONE_SLASH: Final = "^s3:/[^/]"  # an address in S3 that lacks a slash, and not a claim s3
+_MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 
 Text = Annotated[str, AfterValidator(names.text)]
 JobName = str  # Job checks it: the target matters
@@ -236,6 +243,7 @@ Package = Annotated[str, AfterValidator(names.package)]
 CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]
 ShellCommand = Annotated[str, AfterValidator(_shell_command)]
+Modules = Annotated[str, AfterValidator(_modules)]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 

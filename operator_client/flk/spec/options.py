@@ -97,7 +97,7 @@ def _default(model: Any, name: str) -> str:
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Script": (
         *("module", "file", "env", "secret", "pip", "requirements", "setup"),
-        *("ship", "no_ship"),
+        *("ship", "no_ship", "preload"),
     ),
     "Size": ("replicas", "processes", "elastic", "spares", "strategy", "verify", "diloco"),
     "Hardware": (

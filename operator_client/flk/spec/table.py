@@ -23,6 +23,7 @@ from flk.spec.fields import (
     HangTimeout,
     Image,
     JobName,
+    Modules,
     Mount,
     ObjectName,
     Package,
@@ -116,6 +117,18 @@ class JobOptions(StrictModel):
     ] = Field(
         default=None,
         description="arguments that the script gets after its own in every attempt but the first: --resume=auto",
+    )
+    preload: Annotated[
+        Modules | None,
+        Option(
+            "MODULES",
+            example="transformers timm",
+            variable=pod_env.PRELOAD,
+        ),
+    ] = Field(
+        default=None,
+        description="modules that are imported once for the ranks of all attempts: 'transformers timm'; left out: "
+        "torch, and large packages that the script imports at its top",
     )
     replicas: Annotated[int, Option("N", Form.NUMBER, empty="1")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"

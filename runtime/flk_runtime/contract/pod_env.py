@@ -71,6 +71,12 @@ PREPARATION: Final = (PIP, REQUIREMENTS, SETUP)
 ON_RESTART: Final[Variable[tuple[str, ...]]] = Variable(
     "FLK_ON_RESTART", "arguments that the script gets after its own in every attempt but the first", (), words
 )
+PRELOAD: Final[Variable[tuple[str, ...]]] = Variable(
+    "FLK_PRELOAD",
+    "modules that are imported once for the ranks of all attempts; unset: packages that the script imports at its top",
+    (),
+    words,
+)
 RESTARTED: Final = Variable("FLK_RESTARTED", "yes: the job was created again by flk restart, after it had ended", "")
 PACKAGES: Final = Variable("FLK_PACKAGES", "folder of the packages (set by `flk run`)", "")
 SETUP_DONE: Final = Variable("FLK_SETUP_DONE", "file that says that FLK_SETUP has run (set by `flk run`)", "")

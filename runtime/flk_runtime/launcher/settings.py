@@ -49,6 +49,7 @@ class Settings:
 
     command: tuple[str, ...]  # script.py args, or -m module args
     on_restart: tuple[str, ...] = _of(pod_env.ON_RESTART)  # more arguments in every attempt but the first
+    preload: tuple[str, ...] = _of(pod_env.PRELOAD)  # modules that the fork server imports; empty: see `preload`
     restarted: str = _of(pod_env.RESTARTED)  # "yes": the job has had attempts before it was created again
     workers: int = _of(user_env.WORKERS)  # among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker

@@ -178,7 +178,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            preload(script, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
+            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
     except ImportError as error:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from flk_runtime.contract import pod_env
+from flk_runtime.errors import SetupError
 
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
 # The constructor of every torch optimizer imports this, which takes a second.
@@ -31,7 +35,7 @@ FOR_LIBRARY = (
 # Packages that change others, and have to be imported before them: only the rank has the right order.
 PATCHING = ("unsloth",)
 # Packages that scripts of training import, that take long to import, and that are known to leave no threads and to read
-# no variable of a rank then (Lightning reads RANK: `forkserver.become_own` sets it again).
+# no variable of a rank then (Lightning reads RANK: `forkserver.become_own` sets it again). A job may name others.
 PACKAGES = (
     "torch",
     "numpy",
@@ -46,15 +50,16 @@ PACKAGES = (
 )
 
 
-def preload(script: Path | None, strategy: str = "", *, makes_steps: bool = True) -> None:
-    """Import what the ranks will need: torch, and what ``script`` imports of `PACKAGES` at its top.
+def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", *, makes_steps: bool = True) -> None:
+    """Import what the ranks will need: torch, and ``names`` or what ``script`` imports of `PACKAGES` at its top.
 
     The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
     The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
     so. The modules of flk's library are imported if the script contains ``flk_runtime``. Ranks that make no steps of
     training need torch alone.
 
-    Raises ImportError without torch. Other modules that are not installed are skipped: the script may do without them.
+    Raises ImportError without torch, and SetupError for one of ``names`` that cannot be imported. Other modules that
+    are not installed are skipped: the script may do without them.
     """
     text = script.read_bytes() if script else b"optim" * makes_steps
     may_shard = makes_steps and strategy not in UNSHARDED
@@ -70,7 +75,9 @@ def preload(script: Path | None, strategy: str = "", *, makes_steps: bool = True
             except ImportError:
                 if module == "torch":
                     raise
-        if script:
+        if names:
+            _import_named(names, script)
+        elif script:
             for module, attributes in leading_imports(script):
                 try:
                     # As the statement does it: packages such as transformers import a module when a name is taken.
@@ -110,6 +117,21 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
+
+
+def _import_named(names: Sequence[str], script: Path | None) -> None:
+    for name in names:
+        if script and _is_beside(name, script):
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
+                "since it may read what differs between ranks; name installed packages"
+            )
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _is_beside(module: str, script: Path) -> bool:

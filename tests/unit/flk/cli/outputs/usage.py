@@ -30,6 +30,7 @@ JOB_OPTIONS = [
     "--ephemeral-storage 1GB",
     "--image-pull-policy always",
     "--pip -r",
+    "--preload 1st",
     "--requirements none.txt",
     "--setup ''",
     '--on-restart "\'open"',

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flk_runtime.errors import SetupError
 from flk_runtime.launcher.processes import preload
 
 
@@ -116,3 +117,22 @@ def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
     preload.preload(path)
     assert sys.modules.pop("timm.heavy")
     del sys.modules["timm"]
+
+
+def test_a_job_names_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    path = tmp_path / "train.py"
+    path.write_text("import timm\n")
+    preload.preload(path, ["yaml", "json.decoder"])
+    assert asked == [*preload.TORCH, "yaml", "json.decoder"]
+
+
+def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    with pytest.raises(SetupError, match=r"FLK_PRELOAD names nosuch, which .* cannot import: ModuleNotFoundError"):
+        preload.preload(path, ["nosuch"])
+    (tmp_path / "model.py").touch()
+    with pytest.raises(SetupError, match=r"FLK_PRELOAD names model.part, which is in the script's folder"):
+        preload.preload(path, ["model.part"])
