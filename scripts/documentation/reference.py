@@ -26,6 +26,7 @@ from flk.cli.help import SHOWN
 from flk.cli.options import FLAGS_FILE
 from flk.errors import FlkError
 from flk.health import CAUSES, page
+from flk.health.queue import EVICTED, PENDING
 from flk.manifest.bundle import COUNT_LIMIT, RAW_LIMIT, SIZE_LIMIT
 from flk.manifest.files import WALK_LIMIT
 from flk.spec import schema
@@ -355,9 +356,19 @@ def causes() -> str:
         "list`, "
         "`flk wait` and their JSON give. `flk explain CODE` prints the same text. A code does not change its meaning.\n"
     ]
+    rows = [(c.awaits, f"[{c.code}](#{c.code.lower()})", c.title, c.stuck, c.remedy) for c in CAUSES if c.awaits]
+    parts.append(
+        "## Nothing waits for ever\n\nA job that waits for somebody else says for whom, and becomes Stuck after some "
+        "time: `flk wait` then ends with the exit code of the cause, mostly 104. `--stuck-after` limits how long pods "
+        "may wait for a node, and `flk wait --timeout` any wait.\n\n"
+        + _table(("it waits for", "code", "how it is seen", "Stuck", "what to do"), rows)
+    )
     for cause in CAUSES:
         _, _, text = page(cause).partition("\n\n")
         parts.append(f"## {cause.code}\n\n{cause.title}.\n\n{text}\n")
+        if reasons := {"WaitingInQueue": PENDING, "PreemptedByQueue": EVICTED}.get(cause.code):
+            said = [(f"`{name}`", reason.meaning, reason.remedy) for name, reason in reasons.items()]
+            parts.append("By Kueue's reasons:\n\n" + _table(("reason", "what it means", "what to do"), said))
     return "\n".join(parts)
 
 

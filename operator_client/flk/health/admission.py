@@ -112,6 +112,7 @@ CAUSES: Final = (
         EXCEEDED,
         _exceeded,
         grace=60,
+        awaits="the quota of the namespace",
     ),
     Cause(
         "WebhookUnavailable",
@@ -123,6 +124,7 @@ CAUSES: Final = (
             ),
         ),
         grace=120,
+        awaits="an admission webhook: away, or with a certificate that is not valid",
     ),
     Cause(
         REFUSED,
@@ -135,5 +137,6 @@ CAUSES: Final = (
             ),
         ),
         grace=30,
+        awaits="whoever refuses the pods: Pod Security, a policy, the operator's rights",
     ),
 )

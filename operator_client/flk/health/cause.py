@@ -84,6 +84,8 @@ class Cause:
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds before it counts as stuck, so that people or controllers can still act
     cured_by: str = ""  # what may resolve it without a change to the job, as a noun; empty: nothing does
+    patience: float | None = None  # seconds after which it counts as stuck although it may resolve; None: it may last
+    awaits: str = ""  # whom the job waits for, as a noun; empty: nobody but its own ranks and the user
     goes_on: bool = False  # the ranks of the job run meanwhile
     from_outside: bool = False  # it ends pods of the job from outside
     explained_by: Literal["", "any", "same pod"] = ""  # of an end: which causes explain it better than it does itself
@@ -103,6 +105,15 @@ class Cause:
         """What to do, for the page of the cause. A finding has a remedy of its own, with the values of the job."""
         return _texts()[self.code]["remedy"]
 
+    @property
+    def stuck(self) -> str:
+        """When a job that waits is Stuck, for the page of the waits."""
+        if text := _texts()[self.code].get("stuck"):
+            return text
+        if self.cured_by and self.patience is None:
+            return f"not by itself: it waits for {self.cured_by}"
+        return f"after {short_duration(self.patience or self.grace)}"
+
     def finding(self, view: JobView) -> Finding | None:
         """Return the finding of this cause in the objects of a job, None if the job does not have this cause."""
         found = self.find(view)
@@ -119,6 +130,7 @@ class Cause:
             since=found.since or min(times, default=view.created),
             resolves_itself=itself,
             grace=self.grace if found.grace is None else found.grace,
+            stuck_after=self.patience,
             exit_code=int(self.exit_code if found.exit_code is None else found.exit_code),
         )
 
@@ -126,7 +138,8 @@ class Cause:
 def page(cause: Cause) -> str:
     """Return what a cause means, whether it resolves by itself, and what to do, as plain text."""
     if cause.cured_by:
-        resolves = f"It may resolve by itself, through {cause.cured_by}; `flk wait` waits."
+        most = f", at most {short_duration(cause.patience)}" if cause.patience else ""
+        resolves = f"It may resolve by itself, through {cause.cured_by}; `flk wait` waits{most}."
     elif cause.grace:
         resolves = (
             f"It does not resolve by itself: after {short_duration(cause.grace)} the job is Stuck, and `flk wait` "

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, subject
+from flk.health.cause import Cause, Found, names, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.observation import event_time
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS, Gang
@@ -23,6 +24,7 @@ _INSTALL: Final = {
     "trainjob": "; `k8s/install-trainer` installs it",
 }
 OLDEST_OPERATOR: Final = (1, 7)
+LONGEST_PAUSE: Final = 900.0  # seconds: the controller of Jobs waits up to ten minutes before it replaces a pod
 
 
 def before(cluster: Cluster) -> Iterator[Result]:
@@ -237,7 +239,7 @@ def _operator_not_running(view: JobView) -> Found | None:
     away = _away(view)
     untouched = not view.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in view.pods)
     if away is not None or not untouched:
-        return away
+        return away or _idle(view)
     pods = view.kubectl_of_cluster(view.target.controller_pods)
     remedy = f"{pods} shows the operator's pod{_INSTALL.get(view.target.name, '')}"
     return Found(
@@ -272,6 +274,23 @@ def _away(view: JobView) -> Found | None:
     return None
 
 
+def _idle(view: JobView) -> Found | None:
+    """Return that a controller has left the job without pods for longer than any pause of it, and says nothing."""
+    conditions = [timestamp(condition.get("lastTransitionTime")) for condition in view.conditions.values()]
+    pods = [time for pod in view.pods for time in (pod.started, pod.ended) if time]
+    last = max([view.created, *conditions, *pods, *map(event_time, view.events)])
+    if view.now - last < LONGEST_PAUSE or not view.lacking:
+        return None
+    return Found(
+        f"{view.target.controller} has not created {subject(view.lacking)} in {short_duration(view.now - last)}, and "
+        "no event says why: it does not act on the job any more, or has lost its rights",
+        f"{view.kubectl_of_cluster(view.target.controller_pods)} shows its pods, whose logs say more",
+        [_absence(view.lacking[0])],
+        names(view.lacking),
+        since=last,
+    )
+
+
 def _untouched(view: JobView) -> Evidence:
     age = short_duration(view.now - view.created)
     return Evidence(view.subject, f"no conditions, {age} after its creation", "status", view.created)
@@ -290,5 +309,6 @@ CAUSES: Final = (
         "OperatorNotRunning",
         _operator_not_running,
         grace=120,
+        awaits="the operator: away, its CRDs only, without its rights, or elsewhere",
     ),
 )

@@ -200,18 +200,22 @@ CAUSES: Final = (
         node_lost,
         grace=60,
         cured_by="a node that answers again",
+        patience=1800,
         from_outside=True,
+        awaits="a node that does not answer",
     ),
     Cause(
         "Preempted",
         _preempted,
         cured_by="the controller that creates the pods",
         from_outside=True,
+        awaits="pods of higher priority",
     ),
     Cause(
         "Evicted",
         _evicted,
         cured_by="the controller that creates the pods",
         from_outside=True,
+        awaits="the controller that replaces the pod",
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
@@ -23,6 +24,63 @@ UNMANAGED_AFTER: Final = 60.0  # seconds after which Kueue, which needs one or t
 AHEAD: Final = 3  # jobs that are named before one in the queue
 LISTED: Final = 1000  # jobs of a queue that Kueue's Visibility API lists at most
 _MANAGED: Final = ("job", "jobset", "trainjob")  # targets whose jobs Kueue manages by default
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What Kueue means by the reason of a condition of a Workload, and what to do."""
+
+    meaning: str
+    remedy: str
+    lasts: bool = False  # until somebody changes the job or the queue
+
+
+_ROOM: Final = Reason("it waits for its turn", "wait, or ask for less")
+# Reasons of QuotaReserved and Admitted that are False, as Kueue has them from 0.19 on, and those of before.
+PENDING: Final[Mapping[str, Reason]] = {
+    "WaitingForQuota": Reason("other jobs use the quota", "wait until they end, or ask for less"),
+    "ExceedsMaxQuota": Reason(
+        "it asks for more than the queue ever has", "ask for less, or have the quota of the queue raised", lasts=True
+    ),
+    "NoMatchingFlavor": Reason(
+        "no flavor of the queue has nodes for it",
+        "correct --node-selector, --gpu or --toleration, or name another --queue",
+        lasts=True,
+    ),
+    "TopologyPlacementFailed": Reason(
+        "its pods do not fit together in the topology that it asks for",
+        "wait until nodes there are free, ask for fewer pods, or for a wider topology",
+    ),
+    "WaitingForPreemptedWorkloads": Reason("jobs that were preempted for it end", "wait until they have"),
+    "WaitingForPodsReady": Reason("jobs that were admitted before it still start", "wait until their pods are ready"),
+    "PendingEvaluation": _ROOM,
+    "Misconfigured": Reason(
+        "its queue, or something that this names, does not exist or is wrong",
+        "correct --queue, or what the message names",
+        lasts=True,
+    ),
+    "Suspended": Reason("somebody has stopped the queue", "ask the administrator, or name another --queue"),
+    "AdmissionGated": Reason(
+        "an annotation holds it back", "remove kueue.x-k8s.io/admission-gated-by, or ask who has set it"
+    ),
+    "PendingDelayedTopologyRequests": Reason("nodes for its topology are being made", "wait until they are there"),
+    "Inadmissible": Reason("its queue does not exist, or takes no jobs", "correct --queue, or ask the administrator"),
+    "Pending": _ROOM,
+    "Waiting": Reason("jobs that were admitted before it still start", "wait until their pods are ready"),
+}
+# Reasons of Evicted that is True.
+EVICTED: Final[Mapping[str, Reason]] = {
+    "Preempted": Reason("for another job", "a higher --queue-priority is preempted less"),
+    "PodsReadyTimeout": Reason(
+        "its pods were not ready in time (waitForPodsReady)",
+        "find out why they do not start, with `flk why` while they exist",
+    ),
+    "AdmissionCheck": Reason("an admission check is not ready any more", "the message names the check"),
+    "NodeFailures": Reason("a node of it has failed", "have the node that the message names repaired"),
+    "ClusterQueueStopped": Reason("the queue was stopped", "ask the administrator who has stopped it"),
+    "LocalQueueStopped": Reason("the queue was stopped", "ask the administrator who has stopped it"),
+}
+_LASTING_GRACE: Final = 60.0  # seconds in which somebody may correct a queue
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -63,10 +121,12 @@ def _preempted(view: JobView) -> Found | None:
     for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
+            known = EVICTED.get(str(evicted.get("reason")))
+            advice = f"; {known.remedy}" if known else ""
             return Found(
                 f"queue {view.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
                 f"{evicted.get('message', 'it gives no reason')}",
-                f"{view.flk('wait')} waits; the queue starts the job again when there is room",
+                f"{view.flk('wait')} waits; the queue starts the job again when there is room{advice}",
                 [_workload_evidence(workload, evicted), _suspend_evidence(view)],
             )
     return None
@@ -132,6 +192,28 @@ def _job_of(pending: Object) -> str:
     return str(owners[0]["name"])
 
 
+def _waits(view: JobView, kind: str, place: str, evidence: list[Evidence]) -> Found | None:
+    """Return what a condition says that is False of the job's Workload, with the remedy for its reason."""
+    for workload in view.seen.workloads:
+        condition = conditions(workload).get(kind) or {}
+        said = str(condition.get("message") or "")
+        if condition.get("status") == "False" and said:
+            code = str(condition.get("reason"))
+            if code == "Inadmissible" and "doesn't exist" in said:  # before Kueue 0.19
+                code = "Misconfigured"
+            reason = PENDING.get(code, _ROOM)
+            told = _workload_evidence(workload, condition)
+            return Found(
+                f"it waits in queue {view.queue}{place}: {said}",
+                f"{reason.remedy}; {view.kubectl('get localqueues,workloads')} shows the queue",
+                [told, *evidence],
+                since=told.time if reason.lasts else 0.0,
+                resolves_itself=not reason.lasts,
+                grace=_LASTING_GRACE if reason.lasts else 0.0,
+            )
+    return None
+
+
 def _queued(view: JobView) -> Found | None:
     if not view.suspended or not view.queue:
         return None
@@ -141,16 +223,9 @@ def _queued(view: JobView) -> Found | None:
         Evidence(view.subject, view.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
         _suspend_evidence(view),
     ]
-    for workload in view.seen.workloads:
-        reserved = conditions(workload).get("QuotaReserved") or {}
-        if reserved.get("status") == "False" and reserved.get("message"):
-            evidence.insert(0, _workload_evidence(workload, reserved))
-            return Found(
-                f"it waits in queue {view.queue}{place}: {reserved['message']}",
-                f"{view.flk('wait')} waits; {view.kubectl('get localqueues,workloads')} shows the queue",
-                evidence,
-            )
-    if held := _held_by_check(view):
+    if waits := _waits(view, "QuotaReserved", place, evidence):
+        return waits
+    if held := _held_by_check(view) or _waits(view, "Admitted", place, evidence):
         return held
     if unserved := view.seen.not_served.get("workloads"):
         return Found(
@@ -254,30 +329,36 @@ CAUSES: Final = (
         "WorkloadDeactivated",
         _deactivated,
         cured_by="somebody who activates the Workload",
+        awaits="whoever activates the Workload",
     ),
     Cause(
         "PreemptedByQueue",
         _preempted,
         cured_by="the queue",
+        awaits="the queue",
     ),
     Cause(
         "QueueIgnoresJobs",
         _ignored,
+        awaits="Kueue, which does not manage the job or does not run",
     ),
     Cause(
         "WaitingInQueue",
         _queued,
         cured_by="the queue",
+        awaits="the queue",
     ),
     Cause(
         SUSPENDED,
         _suspended,
         ExitCode.RUNNING,
         cured_by="somebody who resumes the job",
+        awaits="somebody who has suspended the job",
     ),
     Cause(
         "WaitingForGang",
         _waiting_for_gang,
         cured_by="other jobs that end",
+        awaits="a gang scheduler",
     ),
 )

@@ -240,6 +240,7 @@ REFERENCES: Final = (
         MISSING,
         _reference_missing,
         grace=60,
+        awaits="whoever makes a Secret or a ConfigMap, such as cert-manager",
     ),
 )
 VOLUMES: Final = (
@@ -257,16 +258,19 @@ VOLUMES: Final = (
             ),
         ),
         grace=30,
+        awaits="whoever makes the claim",
     ),
     Cause(
         "ClaimUnbound",
         _claim_unbound,
         grace=60,
+        awaits="the provisioner of volumes",
     ),
     Cause(
         "VolumeOnOtherNode",
         lambda view: _on_other_node(view) or _attached_elsewhere(view),
         grace=60,
+        awaits="a volume that another node has",
     ),
     Cause(
         "MountFailed",
@@ -276,5 +280,6 @@ VOLUMES: Final = (
             lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
         ),
         grace=180,
+        awaits="the driver of a volume",
     ),
 )

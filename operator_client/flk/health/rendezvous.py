@@ -129,10 +129,12 @@ CAUSES: Final = (
         "NameNotResolved",
         _unresolved,
         grace=60,
+        awaits="the DNS of the cluster",
     ),
     Cause(
         "RankNeverJoined",
         _never_joined,
         grace=300,
+        awaits="a launcher that does not join",
     ),
 )

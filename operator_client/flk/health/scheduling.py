@@ -190,6 +190,13 @@ def _node_not_added_now(view: JobView) -> Found | None:
 SHORT: Final = "NotEnoughResources"
 _LASTS: Final = re.compile("does not exist|affinity rules|topology spread")  # until somebody changes the job
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
+_DEFAULT_DELAY: Final = 300.0  # the same for Kubernetes' own, which is away for minutes while a control plane restarts
+_GATE_GRACE: Final = 1800.0  # seconds in which somebody should have removed a gate
+_DEVICES: Final = re.compile(
+    r"cannot allocate all claims|(ResourceClaim not created yet|resourceclaim\S* \S+ not found"
+    r"|device class \S+ does not exist)"
+)
+_DEFAULT: Final = "default-scheduler"
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
 
 
@@ -430,14 +437,17 @@ def _unseen(view: JobView) -> Match | None:
         for pod in view.pods
         if pod.phase == PodPhase.PENDING
         and not pod.reason
-        and view.now - _created(view, pod) > SCHEDULER_DELAY
-        and pod_spec(view.objects[pod.name]).get("schedulerName") not in (None, "default-scheduler")
+        and view.now - _created(view, pod) > (SCHEDULER_DELAY if _scheduler(view, pod) != _DEFAULT else _DEFAULT_DELAY)
     ]
     if not pods:
         return None
-    name = str(pod_spec(view.objects[pods[0].name]).get("schedulerName"))
+    name = _scheduler(view, pods[0])
     evidence = Evidence(f"pod {pods[0].name}", name, "spec.schedulerName", _created(view, pods[0]))
     return Match(names(pods), [evidence], (name,))
+
+
+def _scheduler(view: JobView, pod: PodState) -> str:
+    return str(pod_spec(view.objects[pod.name]).get("schedulerName") or _DEFAULT)
 
 
 def _created(view: JobView, pod: PodState) -> float:
@@ -449,12 +459,25 @@ def _no_node_takes(view: JobView) -> Found | None:
     found = _refused_by_nodes("")(view)
     if found is None:
         return None
-    lasts = _LASTS.search(found[0])
+    lasts, gated = _LASTS.search(found[0]), "scheduling gates" in found[0]
     return found.found(
         f"{found}: no node can take it ({found[0]})",
         f"{view.kubectl(f'describe pod {found.pods[0]}')} shows the scheduler's events",
-        resolves_itself=False if lasts else None,
-        grace=60.0 if lasts else None,
+        resolves_itself=False if lasts or gated else None,
+        grace=60.0 if lasts else _GATE_GRACE if gated else None,
+    )
+
+
+def _devices_not_allocated(view: JobView) -> Found | None:
+    """Find pods whose claims of devices (dynamic resource allocation) the scheduler cannot have allocated."""
+    found = scheduler_says(_DEVICES)(view)
+    if found is None:
+        return None
+    return found.found(
+        f"{found}: no node can give it the devices that it claims ({found[0]})",
+        f"{view.kubectl('get resourceclaims')} shows the claims, and "
+        f"{view.kubectl_of_cluster('get deviceclasses,resourceslices')} what the drivers of the nodes offer",
+        resolves_itself=not found[1],
     )
 
 
@@ -463,22 +486,34 @@ CAUSES: Final = (
         "NodeBeingAdded",
         _node_being_added,
         cured_by="the autoscaler",
+        patience=1800,  # a node takes a quarter of an hour at most, and its autoscaler may try another group
+        awaits="the autoscaler",
     ),
     Cause(
         "NodeNotAddedNow",
         _node_not_added_now,
         cured_by="other jobs that end, or the autoscaler",
+        awaits="the autoscaler, which can add no node now",
+    ),
+    Cause(
+        "DevicesNotAllocated",
+        _devices_not_allocated,
+        grace=60,
+        cured_by="other jobs that end",
+        awaits="a driver of devices (dynamic resource allocation)",
     ),
     Cause(
         SHORT,
         _insufficient,
         grace=60,
         cured_by="other jobs that end",
+        awaits="other jobs, or an autoscaler",
     ),
     Cause(
         "NodeSelectorMismatch",
         _selector,
         grace=60,
+        awaits="a node with the labels",
     ),
     Cause(
         "NodesNotReady",
@@ -491,6 +526,7 @@ CAUSES: Final = (
             ),
         ),
         cured_by="nodes that come back",
+        awaits="nodes that are away or cordoned",
     ),
     Cause(
         "TaintNotTolerated",
@@ -506,6 +542,7 @@ CAUSES: Final = (
             ),
         ),
         grace=60,
+        awaits="a node without the taint",
     ),
     Cause(
         "SchedulerMissing",
@@ -514,9 +551,13 @@ CAUSES: Final = (
             lambda view, trace: (
                 f"{trace}: the scheduler {trace[0]} has not looked at it; it may not exist in this cluster"
             ),
-            lambda view, trace: "remove schedulerName from the job's patch, or name a scheduler that runs",
+            lambda view, trace: (
+                f"have it started, or name one that runs with schedulerName in the job's patch; "
+                f"{view.kubectl_of_cluster('get pods -n kube-system')} shows Kubernetes' own"
+            ),
         ),
         grace=60,
+        awaits="the scheduler",
     ),
 )
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
@@ -524,4 +565,5 @@ UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
     _no_node_takes,
     cured_by="other jobs that end",
+    awaits="the scheduler, or whoever removes a scheduling gate",
 )

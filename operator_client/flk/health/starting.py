@@ -228,6 +228,22 @@ def _wrong_format(view: JobView) -> Match | None:
     return None
 
 
+# Events of the kubelet about a pod that it cannot set up: its network, or its devices of dynamic allocation.
+_SETUP_FAILURES: Final = ("FailedCreatePodSandBox", "FailedPrepareDynamicResources", "NetworkNotReady")
+_SET_UP: Final = ("Pulling", "Pulled", "Created", "Started")
+
+
+def _not_set_up(view: JobView) -> Match | None:
+    """Find the first pod that its node cannot set up, so that its containers do not start."""
+    for pod in view.pods:
+        events = view.events_of(pod.name) if pod.phase == PodPhase.STARTING else []
+        failures = [event for event in events if event.get("reason") in _SETUP_FAILURES]
+        if failures and _last(failures) > _last([event for event in events if event.get("reason") in _SET_UP]):
+            said = one_line(failures[-1].get("message"))
+            return Match([pod.name], [event_evidence(failures[-1])], (said, pod.node))
+    return None
+
+
 def _crash_loop(view: JobView) -> Found | None:
     attempts = view.from_flk and view.record is not None and view.record.attempts  # which tell more
     looping = [
@@ -322,6 +338,8 @@ PULLS: Final = (
             ),
         ),
         cured_by="the kubelet, which tries again",
+        patience=21_600,  # a registry that limits pulls counts those of some hours
+        awaits="the registry",
     ),
     Cause(
         "ImageNotFound",
@@ -331,11 +349,13 @@ PULLS: Final = (
             lambda view, trace: f"correct --image, or push the image; then {view.flk('delete')} and submit again",
         ),
         grace=45,
+        awaits="the registry",
     ),
     Cause(
         "ImageAccessDenied",
         _access_denied,
         grace=45,
+        awaits="the registry",
     ),
     Cause(
         "ImagePullFailed",
@@ -348,9 +368,24 @@ PULLS: Final = (
             ),
         ),
         grace=90,
+        awaits="the registry, or the way to it",
     ),
 )
 CAUSES: Final = (
+    Cause(
+        "PodNotSetUp",
+        tell(
+            _not_set_up,
+            lambda view, trace: f"{trace} cannot start: its node {trace[1]} cannot set it up: {trace[0]}",
+            lambda view, trace: (
+                f"{view.kubectl(f'delete pod {trace.pods[0]}')} has it start again, perhaps on another node; have the "
+                f"network plugin or the driver of the node repaired: {view.kubectl_of_cluster(f'cordon {trace[1]}')} "
+                "keeps pods off it"
+            ),
+        ),
+        grace=180,
+        awaits="the network plugin, or the driver of devices, of a node",
+    ),
     Cause(
         "WrongArchitecture",
         tell(

@@ -113,10 +113,10 @@ def find(view: JobView) -> list[Finding]:
 
 def _stuck_after(view: JobView, finding: Finding) -> float | None:
     """Return the job's --stuck-after where it concerns the finding. Pods that a quota refuses have no node either."""
-    limit = view.stuck_after
+    limit, patience = view.stuck_after, finding.stuck_after
     if limit is not None and finding.code == admission.EXCEEDED:
         return limit if finding.resolves_itself else min(limit, finding.grace)  # it never grants what it does not have
-    return limit if finding.code in _OF_PLACEMENT else None
+    return limit if limit is not None and finding.code in _OF_PLACEMENT else patience
 
 
 def _order_now(finding: Finding, found: Sequence[Finding]) -> int:

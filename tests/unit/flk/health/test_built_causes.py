@@ -20,6 +20,7 @@ from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 POD = "gpt-worker-1"
+NO_NETWORK = 'Failed to create pod sandbox: plugin type="example" failed (add): no address is left'
 FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeError", "bad shard", "Traceback\n…")
 
 
@@ -146,6 +147,14 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         f"{POD} installs packages for ",
     ),
     "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
+    "PodNotSetUp": (
+        lambda: waiting("ContainerCreating", "").event("FailedCreatePodSandBox", NO_NETWORK, "Pod", POD).view(),
+        f"{POD} cannot start: its node node-a cannot set it up: Failed to create pod sandbox",
+    ),
+    "DevicesNotAllocated": (
+        lambda: unscheduled("device class gpu.example.com does not exist").view(),
+        f"{POD}: no node can give it the devices that it claims (device class gpu.example.com does not exist)",
+    ),
     "OperatorNotRunning": (
         without_operator,
         "the training operator is scaled to 0 pods, so nothing creates gpt-worker-1",

@@ -23,7 +23,7 @@ from tests.support.api_server import FakeApiServer
 from tests.support.cause_cases import Case, Object
 from tests.support.causes import CASES
 from tests.support.jobs import NOW, JobBuilder
-from tests.unit.flk.health.test_built_causes import assert_that_nothing_is_printed_twice, failed
+from tests.unit.flk.health.test_built_causes import BUILT, assert_that_nothing_is_printed_twice, failed, unscheduled
 
 
 @pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
@@ -68,6 +68,51 @@ def test_page(cause: Any) -> None:
     assert text.startswith(f"{cause.code}: {cause.title}.")
     assert all(part.strip().endswith(".") for part in (cause.meaning, cause.remedy))
     assert cause_of(cause.code.lower()) is cause
+
+
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause.awaits], ids=lambda cause: cause.code)
+def test_nothing_waits_for_ever(cause: Any) -> None:
+    """Each wait for somebody else has a remedy, and ends with its exit code, or says what it waits for."""
+    recordings = [case.name for case in CASES if case.expected.code == cause.code]
+    view = recorded.load(recorded.FOLDER / f"{recordings[0]}.json") if recordings else BUILT[cause.code][0]()
+    found = next(each for each in find(view) if each.code == cause.code)
+    assert found.remedy
+    limit = found.stuck_after if found.stuck_after is not None else found.grace
+    view.now = max(view.now, found.since + limit)
+    if found.resolves_itself and found.stuck_after is None:
+        assert not found.is_stuck(view.now + 1e9)
+        assert cause.cured_by or "else" in cause.stuck or "waited for" in cause.stuck or "waits" in cause.stuck
+        return
+    later = next(each for each in find(view) if each.code == cause.code)
+    assert later.is_stuck(view.now)
+    assert not later.is_stuck(later.since + limit - 1) or limit == 0
+    assert later.exit_code == cause.exit_code
+
+
+@pytest.mark.parametrize("later", ["", "Pulling"])
+def test_a_pod_that_its_node_sets_up_at_last_is_no_trouble(later: str) -> None:
+    job = JobBuilder().pod(0).pod(2).pod(1, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    job.event("FailedCreatePodSandBox", "no network", "Pod", "gpt-worker-1")
+    if later:
+        job.event(later, "Pulling image", "Pod", "gpt-worker-1", at="2026-01-01T00:00:50Z")
+    assert [found.code for found in find(job.view())] == ([] if later else ["PodNotSetUp"])
+
+
+@pytest.mark.parametrize(
+    ("message", "itself"), [("3 cannot allocate all claims", True), ("device class a does not exist", False)]
+)
+def test_devices_of_other_jobs_are_waited_for_and_those_that_do_not_exist_are_not(message: str, itself: bool) -> None:
+    (found,) = find(unscheduled(message).view())
+    assert (found.code, found.resolves_itself) == ("DevicesNotAllocated", itself)
+
+
+def test_an_operator_that_leaves_the_job_without_pods_and_says_nothing_is_blamed_at_last() -> None:
+    view = JobBuilder().condition("Running").pod(0).pod(1).view(controllers={"operator": [deployment(1, 1)]})
+    assert find(view) == []
+    view.now += 900
+    (found,) = find(view)
+    assert (found.code, found.is_stuck(view.now), found.pods) == ("OperatorNotRunning", True, ["gpt-worker-2"])
+    assert "has not created gpt-worker-2 in 16m" in found.sentence
 
 
 @pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")

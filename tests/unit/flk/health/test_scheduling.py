@@ -8,6 +8,7 @@ import pytest
 
 from flk.health import find
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
+from flk.health.queue import EVICTED, PENDING
 from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
@@ -56,7 +57,7 @@ def later(job: JobBuilder, seconds: float = 3600, **around: Any) -> JobView:
     "why", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient nvidia.com/gpu", ""]
 )
 def test_a_job_that_gets_a_node_is_pending(reason: str, message: str, who: str, text: str, why: str) -> None:
-    view = later(says(pending(why), reason, message, who))
+    view = later(says(pending(why), reason, message, who), 1200)
     cause, state = find(view)[0], derive(view)
     assert cause.code == "NodeBeingAdded"
     assert cause.sentence.startswith(
@@ -64,6 +65,8 @@ def test_a_job_that_gets_a_node_is_pending(reason: str, message: str, who: str, 
     )
     assert cause.since == NOW - 50
     assert (state.phase, state.reason) == (Phase.PENDING, "NodeBeingAdded")
+    view.now += 600  # it has had its time
+    assert derive(view).phase == Phase.STUCK
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_stuck_after_is_about_nodes_only() -> None:
 @pytest.mark.parametrize(
     ("message", "code", "phase"),
     [
-        ("request device: device class absent does not exist", "Unschedulable", Phase.STUCK),
+        ("request device: device class absent does not exist", "DevicesNotAllocated", Phase.STUCK),
         ("3 node(s) didn't match pod anti-affinity rules", "Unschedulable", Phase.STUCK),
         ("3 node(s) didn't match pod topology spread constraints", "Unschedulable", Phase.STUCK),
         ("3 node(s) didn't have free ports for the requested pod ports", "Unschedulable", Phase.PENDING),
@@ -246,6 +249,37 @@ def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], pla
     assert unknown.sentence == "it waits in queue gold: insufficient quota for gpu"
 
 
+@pytest.mark.parametrize("reason", PENDING)
+def test_a_reason_of_the_queue_has_its_remedy_and_those_that_last_leave_the_job_stuck(reason: str) -> None:
+    lacks = {"type": "QuotaReserved", "status": "False", "reason": reason, "message": "no", "lastTransitionTime": MADE}
+    view = in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [lacks]}}])
+    (cause,) = find(view)
+    assert cause.sentence == "it waits in queue gold: no"
+    assert cause.remedy.startswith(f"{PENDING[reason].remedy}; ")
+    assert cause.evidence[0].text == f"{reason}: no"
+    view.now = NOW + 600
+    stuck = PENDING[reason].lasts
+    state = derive(view)
+    assert (state.phase, state.code) == ((Phase.STUCK, 104) if stuck else (Phase.QUEUED, 101))
+
+
+def test_a_queue_that_does_not_exist_leaves_the_job_stuck_before_kueue_0_19_too() -> None:
+    lacks = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "lastTransitionTime": MADE}
+    lacks |= {"message": "LocalQueue gold doesn't exist"}
+    view = in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [lacks]}}])
+    view.now = NOW + 600
+    assert derive(view).phase == Phase.STUCK
+
+
+@pytest.mark.parametrize("reason", [*EVICTED, "FlavorMigration"])
+def test_a_reason_of_an_eviction_has_its_remedy(reason: str) -> None:
+    gone = {"type": "Evicted", "status": "True", "reason": reason, "message": "no", "lastTransitionTime": MADE}
+    (cause,) = find(in_queue().view(workloads=[{"metadata": {"name": "w"}, "status": {"conditions": [gone]}}]))
+    assert (cause.code, cause.resolves_itself) == ("PreemptedByQueue", True)
+    assert f"has taken the job's place back ({reason}): no" in cause.sentence
+    assert cause.remedy.endswith(f"; {EVICTED[reason].remedy}" if reason in EVICTED else "there is room")
+
+
 @pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
 def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
     job = in_queue()
@@ -270,7 +304,7 @@ def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
     read = dict.fromkeys(("version", "api", "rights"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, controllers={}, nodes=nodes, pending=[], autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:
