@@ -18,6 +18,8 @@ from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits
 from flk_runtime.launcher.transport.messages import Join
 
+# Exceptions before the first step that another attempt with the same files would raise again.
+_OF_THE_CODE: Final = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"})
 QUICK: Final = 60.0  # seconds; ranks that tell no steps made progress if their attempt lasted as long
 
 
@@ -54,6 +56,9 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
     meaning = failure.kind.meaning
     if meaning.retried_by is Retry.NOBODY:
         return replace(used, no_retry_reason=final_reason(failure))
+    begun = any(attempt.step or attempt.restored for attempt in history) or made_progress(None, last)
+    if _is_of_the_code(failure) and not begun and not limits.retry_same:
+        return replace(used, no_retry_reason="not retried: the code fails in this way at each start")
     times = _times_in_a_row(history)
     if meaning.final_after and not limits.retry_same and times >= meaning.final_after:
         where = f" at step {last.step}" if last.step is not None else ""
@@ -69,6 +74,12 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
     if meaning.budget is Budget.RESTARTS:
         return replace(used, restarts=number + 1, delay=delay)
     return replace(used, disruptions=number + 1, delay=delay)
+
+
+def _is_of_the_code(failure: Failure) -> bool:
+    """Whether each start fails so: not a library that one node lacks, nor a file that is read amiss."""
+    of_a_name = failure.type == "ImportError" and failure.message.startswith("cannot import name")
+    return of_a_name or (failure.type in _OF_THE_CODE and "null bytes" not in failure.message)
 
 
 def _times_in_a_row(history: Sequence[Attempt]) -> int:

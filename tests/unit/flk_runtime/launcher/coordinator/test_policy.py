@@ -120,6 +120,24 @@ def test_attempts_that_went_further_than_is_known_of_them_are_no_failures_at_one
     assert not decide([killed(0, 100), killed(1, 100)], Limits()).restart
 
 
+@pytest.mark.parametrize("type_", ["SyntaxError", "ModuleNotFoundError"])
+def test_code_that_cannot_start_is_not_retried(type_: str) -> None:
+    failure = replace(RAISED, type=type_)
+    history, decision = run([failure] * 3, Limits(restarts=3), duration=2.0)
+    assert (len(history), decision.no_retry_reason) == (1, "not retried: the code fails in this way at each start")
+    assert len(run([failure] * 3, Limits(restarts=3), steps=[5, 5], duration=2.0)[0]) == 2  # it has begun before
+    assert len(run([failure] * 3, Limits(restarts=2, retry_same=True), duration=2.0)[0]) == 3
+    after_training = run([LOST, failure, failure], Limits(restarts=3), steps=[50_000, None, None], duration=2.0)
+    assert len(after_training[0]) > 2  # a replacement node may lack what the script imports
+
+
+def test_a_library_that_a_node_lacks_is_not_the_code() -> None:
+    lacks = replace(RAISED, type="ImportError", message="libcuda.so.1: cannot open shared object file")
+    assert len(run([lacks] * 2, Limits(restarts=1), duration=2.0)[0]) == 2
+    gone = replace(RAISED, type="ImportError", message="cannot import name 'Model' from 'models'")
+    assert len(run([gone] * 2, Limits(restarts=1), duration=2.0)[0]) == 1
+
+
 @pytest.mark.parametrize(
     "failure", [CONTAINER_KILLED, Failure(Kind.OOM, 0, rank=0), Failure(Kind.HANG, 0, rank=0, message="no step")]
 )
@@ -175,6 +193,13 @@ def test_a_disruption_leaves_the_restarts_and_a_failure_the_disruptions() -> Non
     assert (
         run([LOST, LOST, LOST], Limits(disruptions=1))[1].no_retry_reason == "not retried: its only disruption is used"
     )
+
+
+def test_counts_outlive_the_attempts_that_a_shortened_history_drops() -> None:
+    history, decision = run([LOST] * 200, Limits(disruptions=150))
+    assert history[-1].number == 150
+    assert len(history) < 30
+    assert decision.no_retry_reason == "not retried: all 150 disruptions are used"
 
 
 @pytest.mark.parametrize(
