@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -56,8 +56,7 @@ def convert(text: str, source: str) -> Converted:
 
     Raises UsageError with a line for each field that a job cannot have.
     """
-    objects = [mapping(part, source) for part in re.split(r"(?m)^---.*$", text)]
-    found = [job for job in objects if job.get("kind") == PyTorchJob.kind]
+    found = [job for part in re.split(r"(?m)^---.*$", text) for job in _jobs_in(mapping(part, source))]
     if len(found) != 1:
         raise UsageError(f"{source}: has {len(found)} PyTorchJobs: expected one")
     conversion = _Conversion(found[0])
@@ -66,6 +65,17 @@ def convert(text: str, source: str) -> Converted:
         raise UsageError.of([UsageError(f"{source}: {line}") for line in dict.fromkeys(conversion.refused)])
     validated(fields, source=source)
     return Converted(fields, [*dict.fromkeys(conversion.notes)])
+
+
+def _jobs_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the PyTorchJobs in a document, also those inside of another object, such as an AppWrapper or a List."""
+    if isinstance(value, dict):
+        if value.get("kind") == PyTorchJob.kind and _PODS in (value.get("spec") or {}):
+            yield value
+            return
+        value = [*value.values()]
+    for item in value if isinstance(value, list) else ():
+        yield from _jobs_in(item)
 
 
 class _Conversion:

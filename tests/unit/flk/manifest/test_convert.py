@@ -186,8 +186,9 @@ def test_an_elastic_job_keeps_its_limits_and_loses_its_autoscaler() -> None:
     assert any("metrics are left out" in note for note in found.notes)
 
 
-def test_a_job_beside_other_objects_is_found() -> None:
-    assert fields(f"kind: ConfigMap\n---\n{manifest()}")["replicas"] == 4
+def test_a_job_inside_of_another_object_is_found() -> None:
+    wrapped = {"kind": "AppWrapper", "spec": {"components": [{"template": yaml.safe_load(manifest())}]}}
+    assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
 
 
 @pytest.mark.parametrize(
