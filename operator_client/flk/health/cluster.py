@@ -272,6 +272,7 @@ class Cluster:
     controllers: Mapping[str, Sequence[Object] | Unreadable]  # Deployments of the target's controllers, by check
     rights: Mapping[tuple[str, str], bool] | Unreadable  # by verb and resource: whether the user may do it
     nodes: Sequence[Object] | Unreadable
+    pending: Sequence[Object] | Unreadable  # pods of the namespace that do not run yet
     autoscaler: str = ""  # who may add nodes; empty: nobody is known to
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from flk.health.cause import (
     trace,
     waiting,
 )
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allowed
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
@@ -56,9 +57,55 @@ _LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
 # Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
 _NAMES: Final = re.compile(r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+')
+_OTHER_IMAGE: Final = "--image, image: in the job file, or $FLK_IMAGE names an image that the nodes can pull"
 _QUOTED: Final = re.compile(
     r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*"
 )
+
+
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Say on which nodes the image is, and whether pods that wait now cannot pull it. Nothing is pulled for the check.
+
+    A kubelet tells of its 50 largest images.
+    """
+    image = _whole_name(str(pods.containers[0].get("image") or ""))
+    if isinstance(cluster.nodes, Unreadable):
+        yield Result("image", Level.UNKNOWN, f"cannot list the nodes, which tell their images: {cluster.nodes.reason}")
+        return
+    for pod in [] if isinstance(cluster.pending, Unreadable) else cluster.pending:
+        for status in (pod.get("status") or {}).get("containerStatuses") or []:
+            state = (status.get("state") or {}).get("waiting") or {}
+            if state.get("reason") in _PULL and _whole_name(str(status.get("image"))) == image:
+                said = one_line(state.get("message")) or state["reason"]
+                found = f"pod {pod['metadata'].get('name')} cannot pull {image}: {said}"
+                yield Result("image", Level.WARNING, found, _OTHER_IMAGE)
+                return
+    nodes = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
+    if not nodes:
+        return  # which the check of the capacity tells
+    having = [node for node in nodes if image in _images_on(node)]
+    registry = image.partition("/")[0]
+    pull = "" if len(having) == len(nodes) else f"; the others pull it from {registry}, which is not tried here"
+    yield Result("image", Level.OK, f"{image} is on {len(having)} of {plural(len(nodes), 'node')}{pull}")
+
+
+def _whole_name(image: str) -> str:
+    """Return the name of an image with its registry and its tag, as nodes tell it: ``docker.io/library/img:1``."""
+    registry = image.partition("/")[0]
+    if registry == image:
+        image = f"docker.io/library/{image}"
+    elif registry != "localhost" and not {".", ":"} & set(registry):
+        image = f"docker.io/{image}"
+    name, at, digest = image.partition("@")
+    folder, slash, last = name.rpartition("/")
+    if at:  # the digest counts, and nodes tell no tag with it
+        return f"{folder}{slash}{last.partition(':')[0]}@{digest}"
+    return image if ":" in last else f"{image}:latest"
+
+
+def _images_on(node: Object) -> set[str]:
+    images = (node.get("status") or {}).get("images") or []
+    return {str(name) for image in images for name in image.get("names") or []}
 
 
 def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:

@@ -33,6 +33,7 @@ OF_CLUSTER: Final[tuple[Callable[[Cluster], Iterator[Result]], ...]] = (
 )
 OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
     admission.before,
+    starting.before,
     queue.before,
     references.before,
     scheduling.before,

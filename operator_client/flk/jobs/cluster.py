@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -45,7 +45,10 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "api": pool.submit(_served, client, resources.RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "accepted": pool.submit(_accepted, client),
-            "nodes": pool.submit(_attempt, lambda: client.api.list_all(RequestTarget(resources.NODES))[0]),
+            "nodes": pool.submit(_list, client, RequestTarget(resources.NODES)),
+            "pending": pool.submit(
+                _list, client, client.target(resources.PODS), {"fieldSelector": "status.phase=Pending"}
+            ),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
@@ -108,6 +111,12 @@ def _attempt(request: Callable[[], T]) -> T | Unreadable:
 
 def _call(client: JobClient, verb: str, target: RequestTarget, **how: Any) -> Object | Unreadable:
     return _attempt(lambda: client.api.call(verb, target, **how))
+
+
+def _list(
+    client: JobClient, target: RequestTarget, query: Mapping[str, str] | None = None
+) -> list[Object] | Unreadable:
+    return _attempt(lambda: client.api.list_all(target, query)[0])
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:

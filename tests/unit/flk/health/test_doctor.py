@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,22 @@ def deployment(replicas: int = 1, ready: int = 1, image: str = "training-operato
     }
 
 
-def node(name: str = "a", *, taints: Any = (), labels: Any = (), **allocatable: str) -> dict[str, Any]:
+def node(
+    name: str = "a", *, taints: Any = (), labels: Any = (), images: Sequence[str] = (), **allocatable: str
+) -> dict[str, Any]:
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **allocatable}
     return {
         "metadata": {"name": name, "labels": dict(labels)},
         "spec": {"taints": list(taints)},
-        "status": {"allocatable": amounts},
+        "status": {"allocatable": amounts, "images": [{"names": [image]} for image in images]},
     }
+
+
+def waiting_for(image: str) -> dict[str, Any]:
+    """A pod of another job that cannot pull an image."""
+    waiting = {"reason": "ErrImagePull", "message": "lookup docker.io: no such host"}
+    status = {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]}
+    return {"metadata": {"name": "other-0"}, "spec": {"containers": []}, "status": status}
 
 
 GPUS = {"nvidia.com/gpu": "8"}
@@ -54,6 +64,7 @@ CLUSTER = Cluster(
     controllers={"operator": [deployment()]},
     rights=dict.fromkeys(all_rights(DEFAULT), True),
     nodes=[node("a", **GPUS), node("b", **GPUS)],
+    pending=[],
     named={("serviceaccounts", "default"): {}},
     admission={},
 )
@@ -132,6 +143,34 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     ),
     "operator hidden": ("operator", {"controllers": {"operator": FORBIDDEN}}, None, Level.UNKNOWN, "not known"),
     "right": ("rights", {"rights": NO_PATCH}, None, Level.FAILED, "you may not patch pytorchjobs.kubeflow.org"),
+    "image on the nodes": (
+        "image",
+        {"nodes": [node("a", images=["docker.io/team/torch:2"]), node("b")]},
+        pods(container={"image": "team/torch:2"}),
+        Level.OK,
+        "docker.io/team/torch:2 is on 1 of 2 nodes; the others pull it from docker.io",
+    ),
+    "image by its digest": (
+        "image",
+        {"nodes": [node("a", images=["docker.io/team/torch@sha256:12"]), node("b")]},
+        pods(container={"image": "team/torch:2@sha256:12"}),
+        Level.OK,
+        "docker.io/team/torch@sha256:12 is on 1 of 2 nodes",
+    ),
+    "image that another job's pod cannot pull": (
+        "image",
+        {"pending": [waiting_for("docker.io/library/torch:latest")]},
+        pods(container={"image": "torch"}),
+        Level.WARNING,
+        "pod other-0 cannot pull docker.io/library/torch:latest: lookup docker.io: no such host",
+    ),
+    "images of nodes that the user may not list": (
+        "image",
+        {"nodes": FORBIDDEN},
+        pods(container={"image": "torch"}),
+        Level.UNKNOWN,
+        "cannot list the nodes, which tell their images: no permission",
+    ),
     "pods that the user may not create": (
         "admission",
         {"admission": None},
@@ -299,6 +338,12 @@ def test_check(case: str) -> None:
 def test_nothing_is_wrong_with_a_small_job() -> None:
     results = examine(CLUSTER, pods(2, GPU))
     assert {result.level for result in results} == {Level.OK}, results
+
+
+def test_images_are_not_counted_where_no_node_is_allowed() -> None:
+    results = examine(CLUSTER, pods(2, GPU, spec={"nodeSelector": {"pool": "none"}}))
+    assert "image" not in {result.check for result in results}
+    assert "capacity" in {result.check for result in results if result.level is Level.FAILED}
 
 
 def test_where_nothing_can_be_created_a_job_is_not_checked() -> None:
