@@ -147,8 +147,8 @@ def checked(
     )
 
 
-def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]:
-    """Host and port of the store."""
+def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int] | None:
+    """Host and port of the store; None where Horovod's ranks have to ask each other."""
     shown = show(launcher, environ)
     start_id = "/".join(environ[name] for name in launcher.start_id or () if name in environ)
     address, port = environ.get(launcher.address), environ.get(launcher.port)
@@ -161,6 +161,8 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
                 address = first_host(environ[hosts])
             except ValueError as error:
                 raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
+        elif launcher.name == "horovod" and port is None:
+            return None
     if address is None:
         raise DiscoveryError(
             f"{launcher.address} must be set together with {shown}: all ranks connect to rank 0 at that address"
@@ -190,7 +192,8 @@ class RankInfo:
     local_world_size: int = 1
     node_rank: int = 0
     launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
-    master: tuple[str, int] | None = None  # host and port of the store; None if world_size is 1
+    # Host and port of the store. None if world_size is 1, and where only Horovod's communicator can tell it.
+    master: tuple[str, int] | None = None
     attempt: int = 0  # number of earlier starts of this job's ranks
     nodes: int = 1
     full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell

@@ -1,6 +1,7 @@
 """connect_store(): one store that all ranks of an attempt reach, with a key prefix that no earlier attempt used.
 
-`compare_options` compares the options of the script on all ranks, before they exchange a model or data.
+Where only Horovod can tell its address, Horovod broadcasts it. `compare_options` compares the options of the script on
+all ranks, before they exchange a model or data.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -37,9 +38,12 @@ def connect_store(info: RankInfo, timeout: float) -> Any:
     """
     deadline = time.monotonic() + timeout
     number = next(_calls)
-    master = cast("tuple[str, int]", info.master)
-    opens = info.rank == 0 and not info.agent_store
-    made = (store.open_store if opens else store.connect)(info, *master, deadline)
+    master = info.master
+    if master is None:
+        made, master = _meet_by_horovod(info, deadline)
+    else:
+        opens = info.rank == 0 and not info.agent_store
+        made = (store.open_store if opens else store.connect)(info, *master, deadline)
     # Only flk's launcher gives each attempt a store of its own; torchrun's store outlives its ranks.
     shared = info.agent_store and info.launcher != "flk"
     prefix = _attempt_prefix(made, info, master, deadline) if shared else f"flk/{number}"
@@ -80,6 +84,16 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
     return prefix
+
+
+def _meet_by_horovod(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
+    """The store and its address, which rank 0 broadcasts: no variable of horovodrun names its node. Collective."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    made = store.serve() if info.rank == 0 else None
+    master: tuple[str, int] = hvd.broadcast_object((store.own_address(), int(made.port)) if made else None, root_rank=0)
+    return made or store.connect(info, *master, deadline), master
 
 
 def compares() -> bool:

@@ -20,6 +20,7 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
+from flk_runtime.system import host
 
 _ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port
 _RETRY_PORT = 3.0  # seconds that a port in use may take to become free: an earlier attempt's rank 0 may be ending
@@ -49,6 +50,20 @@ def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
                 waiting.say(_connection_error(info, address, port, error))
         time.sleep(interval)
         interval = min(1.0, interval * 1.5)
+
+
+def serve() -> Any:
+    """A new store at any free port of this node."""
+    return _tcp_store("localhost", 0, _ATTEMPT, serve=True)
+
+
+def own_address() -> str:
+    """An address of this node for other nodes: the default route's source, else the host name's address."""
+    for outside in ("203.0.113.1", "2001:db8::1"):  # reserved for documentation (RFC 5737, RFC 3849); nothing is sent
+        source = host.source_address(outside)
+        if source:
+            return source
+    return str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
 
 
 def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
