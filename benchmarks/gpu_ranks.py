@@ -346,7 +346,7 @@ class Ways:
 
     def with_flk(self) -> float:
         seconds = timed(self.run.device, self.run.save)
-        self.run._saves.complete()  # so that no way is measured beside the end of another
+        self.run._saves.manager.wait()  # so that no way is measured beside the end of another
         return seconds
 
     def with_torch(self) -> float:
@@ -396,7 +396,7 @@ def rates_with_saves(run: Run, step: Callable[[], None], ways: Ways, rounds: int
                 run.save()
 
         found = rate(run.device, step_and_save, steps)
-        run._saves.complete()
+        run._saves.manager.wait()
         return found
 
     def step_and_copy() -> None:
