@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flk_runtime.data import IterableLoader, Loader, iterable, make_loader, reader
-from flk_runtime.data.reader import ShareReader, step_shares
+from flk_runtime.data.reader import PartsReader, ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import rng
 from flk_runtime.system.rng import seed_all
@@ -80,6 +80,14 @@ def test_a_state_that_refers_to_what_changes_is_that_of_the_end_of_its_step() ->
 
     states = [state for _, state, _ in step_shares(stream(), 0, 2, 4, state=lambda: {"seen": seen})]
     assert states == [{"seen": [0, 1, 2, 3]}, {"seen": list(range(8))}]
+
+
+def test_a_remainder_that_joins_the_last_step_keeps_what_the_step_says_of_parts() -> None:
+    open_part: Any = lambda part, state: (iter(range(2 + part)), lambda: None)
+    parts = PartsReader(range(2), [(0, False, None)] * 2, open_part)
+    ((_, state, share),) = step_shares(parts, 0, 2, 4, state=parts.changes)
+    assert share == [0, 0, 2]
+    assert state == {0: (2, True, None), 1: (3, True, None)}
 
 
 class Numbers(IterableDataset[int]):
