@@ -525,6 +525,14 @@ def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.Mon
             rank_0(data, 1)
 
 
+def test_an_epoch_in_which_a_rank_has_nothing_names_the_samples_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    World([1], monkeypatch)
+    monkeypatch.setattr(iterable.process_group, "sums", lambda *of_this_rank: lambda: of_this_rank)
+    loader = IterableLoader(iter([1]), loader_context(2, 0, 2))
+    with pytest.raises(SetupError, match="too few samples, 1, for 2 ranks$"):
+        list(loader)
+
+
 def test_random_numbers_of_a_stream_s_own_are_no_reason_to_refuse_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from flk_runtime.data import EvaluationLoader, Loader, samplers
+from flk_runtime.data import Loader, samplers
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system.rng import seed_all
 from tests.support.loaders import Counted, Shares, loader_context
@@ -124,8 +124,3 @@ def test_options_that_contradict_a_sampler_are_refused() -> None:
             Loader(DATA, loader_context(4, **options))
     with pytest.raises(SetupError, match="the sampler has 1 samples, fewer than there are ranks"):
         next(iter(Loader(DATA, loader_context(1, 0, 2, sampler=[1]))))
-
-
-def test_an_evaluation_takes_the_order_of_a_sampler() -> None:
-    evaluation = EvaluationLoader(DATA, loader_context(2, sampler=[3, 1, 2]))
-    assert [[batch.tolist() for (batch,), _ in evaluation] for _ in range(2)] == [[[3, 1], [2]]] * 2
