@@ -161,7 +161,7 @@ def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
 
 
 def _rounded(value: Any, name: str = "") -> Any:
-    """The value of a field with four digits of each float, a time in whole seconds, and without fields that are None."""
+    """The field's value with four digits of each float, a time in whole seconds, and without fields that are None."""
     if isinstance(value, float):
         return round(value) if name == "time" else float(f"{value:.4g}")
     if isinstance(value, dict):

@@ -29,7 +29,7 @@ class EvaluationLoader:
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         """Raises SetupError as loaders do, and for options that choose samples."""
         of_torch = dict(context.options.of_torch)
-        for name in ("shuffle", "drop_last", "sampler"):
+        for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
             if of_torch.pop(name, False) is not False:
                 raise SetupError(
                     f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"

@@ -37,8 +37,8 @@ class IterableLoader(EpochLoader):
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         options = dict(context.options.of_torch)
-        if "sampler" in options:
-            raise SetupError(f"sampler= is for data with an index: a {type(dataset).__name__} has its own order")
+        if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
+            raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
         _check_not_split(dataset, context.name)
         super().__init__(context)
         workers = options.pop("num_workers", 0)

@@ -83,7 +83,9 @@ def test_a_state_that_refers_to_what_changes_is_that_of_the_end_of_its_step() ->
 
 
 def test_a_remainder_that_joins_the_last_step_keeps_what_the_step_says_of_parts() -> None:
-    open_part: Any = lambda part, state: (iter(range(2 + part)), lambda: None)
+    def open_part(part: int, _: Any) -> Any:
+        return iter(range(2 + part)), lambda: None
+
     parts = PartsReader(range(2), [(0, False, None)] * 2, open_part)
     ((_, state, share),) = step_shares(parts, 0, 2, 4, state=parts.changes)
     assert share == [0, 0, 2]
@@ -529,7 +531,7 @@ def test_an_epoch_in_which_a_rank_has_nothing_names_the_samples_of_the_others(mo
     World([1], monkeypatch)
     monkeypatch.setattr(iterable.process_group, "sums", lambda *of_this_rank: lambda: of_this_rank)
     loader = IterableLoader(iter([1]), loader_context(2, 0, 2))
-    with pytest.raises(SetupError, match="too few samples, 1, for 2 ranks$"):
+    with pytest.raises(SetupError, match=r"too few samples, 1, for 2 ranks$"):
         list(loader)
 
 
