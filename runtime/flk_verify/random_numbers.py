@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from flk_runtime.system import rng
 from flk_runtime.system.torch_private import dispatch_mode
 
+_MANY: Final = 10_000  # draws of a step after which they differ, so that a loop ends that draws until a number fits
 _ATEN: Final = torch.ops.aten
 _LEAST: Final = 1e-12  # no logarithm of 0
 
@@ -25,6 +26,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        self._draws = 0  # of this step
         self._others = False  # something was drawn that could not be made equal
         self._before = python_states()
         self.eps = 0.0
@@ -36,7 +38,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def begin_step(self) -> None:
         """Forget what was noted of the step before."""
-        self.eps = 0.0
+        self._draws, self.eps = 0, 0.0
 
     @property
     def has_others(self) -> bool:
@@ -57,6 +59,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def _make_equal(self, function: Any, given: dict[str, Any], result: Any) -> None:
         """Overwrite ``result``, which ``function`` has drawn with the arguments ``given``."""
+        self._draws += 1
         values = _VALUES.get(function)
         if function is _ATEN.native_dropout:
             p = 1 - (given["p"] if given["train"] is not False else 0.0)
@@ -69,7 +72,8 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def _row(self, like: torch.Tensor) -> torch.Tensor:
         """Numbers in [0, 1) for the last dimension of ``like``, or one for a tensor with one dimension or less."""
-        generator = torch.Generator().manual_seed(0)
+        salt = self._draws if self._draws > _MANY else 0
+        generator = torch.Generator().manual_seed(salt)
         numbers = torch.rand(like.shape[-1] if like.ndim > 1 else 1, generator=generator, dtype=torch.float64)
         return numbers.to(like.device)
 

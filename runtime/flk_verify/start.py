@@ -47,7 +47,7 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     if setting(user_env.WORKERS) > 1:
         raise SetupError(f"--verify compares the ranks of one group, and strategy diloco has several: {_CURE}")
     is_main = rank_info.rank == 0
-    port, port_alone = process_group.on_main(lambda: [str(host.free_port()), str(host.free_port())])
+    port, port_alone = process_group.on_main(lambda: [str(port) for port in host.free_ports(2)])
     variables = {
         user_env.VERIFY: "",
         user_env.FULL_WORLD_SIZE: "",  # the samples of a step are those of the ranks that are there

@@ -357,6 +357,8 @@ for stream in (Files(range(r, 10, W)), Files(range(10), own=True)):
 sampler = WeightedRandomSampler([1.0] * 20 + [0.0] * 20, 30)
 found = everywhere(batch for (batch,) in run.loader(data, 4, sampler=sampler))
 assert len(found) == 30 and max(found) < 20
+batches = [list(range(n, n + size)) for n, size in ((0, 10), (10, 3), (13, 7), (20, 20))]
+assert everywhere(batch for (batch,) in run.loader(data, batch_sampler=batches)) == list(range(40))
 refused("splits the data over the ranks", lambda: run.loader(data, 4, sampler=DistributedSampler(data)))
 own = RandomSampler(data, generator=torch.Generator().manual_seed(r))
 refused("gives ranks different orders in epoch 0", lambda: [run.step() for _ in run.loader(data, 4, sampler=own)])

@@ -49,7 +49,7 @@ class Counted(LoaderEvents):
 
 
 def loader_context(
-    batch_size: int,
+    batch_size: int | None,
     rank: int = 0,
     world_size: int = 1,
     *,

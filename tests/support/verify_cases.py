@@ -355,8 +355,11 @@ RIGHT: Final[dict[str, Case]] = {
     ),
     "augmented samples": Case(run_script(define=_AUGMENTED, loader="run.loader(Data(), batch_size=4)")),
     "a stream": Case(run_script(define=_STREAM, loader="run.loader(Stream(), batch_size=4)")),
-    "a sampler": Case(
-        run_script(loader="run.loader(TensorDataset(X, Y), 4, sampler=torch.utils.data.RandomSampler(X))")
+    "batches of a sampler": Case(
+        run_script(
+            loader="run.loader(TensorDataset(X, Y), batch_sampler="
+            "torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(X), 4, True))"
+        )
     ),
     "an average of the parameters": Case(
         run_script(

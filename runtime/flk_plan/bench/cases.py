@@ -51,7 +51,7 @@ class Cases:
     def run(self, module: str, arguments: Callable[[str], list[str]], variables: dict[str, str]) -> Ended:
         """Run ``python -m module`` with these arguments, which name the file of the result. Collective."""
         self._number += 1
-        port = self.shared(f"port-{self._number}", lambda: str(host.free_port()))
+        port = self.shared(f"port-{self._number}", lambda: str(host.free_ports(1)[0]))
         environment = trial.trial_environment() | variables | {"MASTER_PORT": port}
         failed = f"failed-{self._number}"
         with tempfile.TemporaryDirectory(prefix="flk-") as folder:

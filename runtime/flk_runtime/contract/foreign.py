@@ -206,4 +206,5 @@ def _name(value: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    name = "" if isinstance(error, ForeignError) else f"{type(error).__name__}: "
+    return f"{name}{error}"[:200]

@@ -2,8 +2,8 @@
 
 The launcher of pod 0 has the measurements of all pods. `python -m flk_runtime metrics`, in its container, prints them
 as JSON, and the archived record of the job holds the last ones, compressed and cut to a few kilobytes: floats keep four
-digits, and the history is one list for each field of a sample, which compresses better. All lists are bounded, whatever
-the job's size and duration.
+digits and times whole seconds, and the history is one list for each field of a sample, which compresses better. All
+lists are bounded, whatever the job's size and duration.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ ARCHIVE_LIMIT: Final = 6000  # bytes of a packed telemetry
 _INFLATED_LIMIT: Final = 1 << 20  # bytes that are read: the text may come from elsewhere
 _KEPT_SAMPLES, _KEPT_LISTED = 240, 64  # that are tried first: samples, and ranks and pods
 _COLUMNS: Final = [field.name for field in fields(Sample)]
-_LARGE: Final = 1e5
 
 
 def pack_telemetry(telemetry: Telemetry, limit: int = ARCHIVE_LIMIT) -> str:
@@ -161,10 +160,10 @@ def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
     return [history[round(index * (len(history) - 1) / (limit - 1))] for index in range(limit)]
 
 
-def _rounded(value: Any) -> Any:
-    """The value with four digits of each float (large ones are times: whole numbers), without fields that are None."""
+def _rounded(value: Any, name: str = "") -> Any:
+    """The field's value with four digits of each float, a time in whole seconds, and without fields that are None."""
     if isinstance(value, float):
-        return round(value) if value >= _LARGE else float(f"{value:.4g}")
+        return round(value) if name == "time" else float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items() if each is not None}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+        return {name: _rounded(each, name) for name, each in value.items() if each is not None}
+    return [_rounded(each, name) for each in value] if isinstance(value, list) else value

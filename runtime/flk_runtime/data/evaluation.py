@@ -8,6 +8,7 @@ from typing import Any
 
 from flk_runtime.data.factory import make_loader
 from flk_runtime.data.loader import LoaderContext
+from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, heartbeat, own_page
 
 
@@ -26,8 +27,14 @@ class EvaluationLoader:
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        """Raises SetupError as loaders do."""
-        options = dataclasses.replace(context.options, shuffle=False)
+        """Raises SetupError as loaders do, and for options that choose samples."""
+        of_torch = dict(context.options.of_torch)
+        for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
+            if of_torch.pop(name, False) is not False:
+                raise SetupError(
+                    f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
+                )
+        options = dataclasses.replace(context.options, shuffle=False, of_torch=of_torch)
         self._loader = make_loader(dataset, dataclasses.replace(context, options=options, evaluates=True))
 
     def __len__(self) -> int:

@@ -37,8 +37,8 @@ class IterableLoader(EpochLoader):
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         options = dict(context.options.of_torch)
-        if "sampler" in options:
-            raise SetupError(f"sampler= is for data with an index: a {type(dataset).__name__} has its own order")
+        if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
+            raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
         _check_not_split(dataset, context.name)
         super().__init__(context)
         workers = options.pop("num_workers", 0)
@@ -69,9 +69,10 @@ class IterableLoader(EpochLoader):
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
         if self._is_iterator and self._is_left:
+            how = "to its end" if self._context.evaluates else "such as loader.steps(n)"
             raise SetupError(
                 f"{self.name}: the data is an iterator, and a loop over it was left, so samples would be lost: take "
-                "one loop over it, such as loader.steps(n), or pass an iterable that can begin anew"
+                f"one loop over it, {how}, or pass an iterable that can begin anew"
             )
         self._is_left = True
         self._seed_workers()
@@ -83,8 +84,6 @@ class IterableLoader(EpochLoader):
             self._reader.advance(state)
             share = StepShare(samples, own, self._context.count_pieces(samples))
             yield self._give(batches, counts, share, samples, self._reader.start)
-        if self.consumed == 0:
-            raise SetupError(self._too_few(0))
         self._is_left = False
 
     def _go(self, at: Position) -> None:
@@ -97,6 +96,8 @@ class IterableLoader(EpochLoader):
             yield from self._agreed()
             self._reader.join()
         ranks, samples = yield from self._agreed()
+        if self.consumed == 0:
+            raise SetupError(self._too_few(samples))
         if ranks and self._rank == 0:
             print(
                 f"flk: {self.name}: epoch {self.epoch} ends after {self.consumed} samples, because a rank has no more "

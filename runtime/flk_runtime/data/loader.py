@@ -34,7 +34,7 @@ _GIVEN = {
 class LoaderOptions:
     """The options of `Run.loader`, which are the same on all ranks.
 
-    - ``batch_size``: samples of a rank's micro-batch.
+    - ``batch_size``: samples of a rank's micro-batch; None with ``batch_sampler=``, which makes them.
     - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
     - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
       fewer samples or a few more.
@@ -46,7 +46,7 @@ class LoaderOptions:
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
 
-    batch_size: int
+    batch_size: int | None
     shuffle: bool | None = None
     drop_last: bool = False
     accumulate: int | None = None
@@ -59,25 +59,20 @@ class LoaderOptions:
         of_torch = {name: value for name, value in self.of_torch.items() if value is not None}  # None is the default
         object.__setattr__(self, "of_torch", of_torch)
         for name, value in (
-            ("batch_size", self.batch_size),
+            ("batch_size", 1 if self.batch_size is None and "batch_sampler" in of_torch else self.batch_size),
             ("accumulate", 1 if self.accumulate is None else self.accumulate),
         ):
             if not is_count(value, 1):
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more")
         if "generator" in of_torch:
             raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
-        if "batch_sampler" in of_torch:
-            raise SetupError(
-                "batch_sampler= cannot be passed: pass sampler=, whose order may put samples of one length beside each "
-                "other, or read the data by torch's DataLoader"
-            )
         if not of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
     def rank_size(self) -> int:
-        """Samples of a rank in a full step, where all ranks are there."""
-        return self.batch_size * (self.accumulate or 1)
+        """Samples of a rank in a full step, where all ranks are there; batches, where ``batch_sampler=`` makes them."""
+        return (self.batch_size or 1) * (self.accumulate or 1)
 
 
 class LoaderEvents:
@@ -142,7 +137,7 @@ class LoaderContext:
     def count_pieces(self, samples: int) -> int:
         """The number of micro-batches of a step of ``samples``; 1 where the loader gives batches."""
         options = self.options
-        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size)
+        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size or 1)
 
 
 class Position(NamedTuple):

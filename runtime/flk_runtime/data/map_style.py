@@ -66,10 +66,7 @@ class Loader(EpochLoader):
         options = context.options
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
-        sampler = of_torch.pop("sampler", None)
-        if sampler is not None and options.shuffle:
-            raise SetupError("sampler= chooses the samples: leave out shuffle=")
-        self._drawn = None if sampler is None else DrawnOrders(sampler, context.name, len(dataset))
+        self._drawn = _drawn_orders(of_torch, context, len(dataset))
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
         self._dataset = dataset
@@ -104,10 +101,11 @@ class Loader(EpochLoader):
         for step, parts in self._plan(epoch_order.length):
             self._draw(iteration)  # before the batch: reading it may draw random numbers
             given = [next(collated) for _ in parts]
-            own = own_samples(len(step), self._world_size, self._rank)
-            share = StepShare(len(step), own, self._context.count_pieces(len(step)))
+            counts = [epoch_order.count(part) for part in parts]
+            own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
+            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)))
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            yield self._give(given, [len(part) for part in parts], share, len(step), (self._samples, digest))
+            yield self._give(given, counts, share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
 
@@ -139,15 +137,20 @@ class Loader(EpochLoader):
 
     def _check_size(self, what: str, length: int) -> None:
         context, drops = self._context, self._drop_last
-        least = context.step_size if drops else 1 if context.evaluates else context.world_size
+        least = context.step_size if drops else 1 if context.evaluates or self._is_batched else context.world_size
         if length < least:
             unit = "a step of all ranks takes" if drops else "there are ranks"
             raise SetupError(f"{self.name}: the {what} has {length} samples, fewer than {unit} ({least})")
 
     @property
+    def _is_batched(self) -> bool:
+        """Whether a position is that of a batch, which a sampler made, and not of a sample."""
+        return self._drawn is not None and self._drawn.batched
+
+    @property
     def _least_rest(self) -> int:
-        """The least number that is a step of its own at the end of an epoch."""
-        return max(self._world_size, setting(user_env.STANDS_FOR))
+        """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
+        return 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
 
     def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
         """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""
@@ -160,6 +163,24 @@ class Loader(EpochLoader):
             first = position + begin
             yield range(position, position + size), [range(first + part.start, first + part.stop) for part in pieces]
             position += size
+
+
+def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext, samples: int) -> DrawnOrders | None:
+    """The orders of the sampler in the options for torch's DataLoader, which is taken out of them; None without one.
+
+    Raises SetupError for two samplers, for a batch sampler beside options that make batches, and as `DrawnOrders`.
+    """
+    options = context.options
+    sampler, batch_sampler = of_torch.pop("sampler", None), of_torch.pop("batch_sampler", None)
+    if sampler is None and batch_sampler is None:
+        return None
+    name = "sampler" if batch_sampler is None else "batch_sampler"
+    if options.shuffle or (batch_sampler is not None and (sampler is not None or options.drop_last)):
+        raise SetupError(f"{name}= chooses the samples: leave out shuffle=, and drop_last= beside a batch_sampler")
+    if batch_sampler is not None and options.batch_size is not None:
+        raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
+    chosen = sampler if batch_sampler is None else batch_sampler
+    return DrawnOrders(chosen, context.name, batched=sampler is None, samples=samples)
 
 
 class _BatchSampler:

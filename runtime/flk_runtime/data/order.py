@@ -43,6 +43,10 @@ class EpochOrder:
         self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
 
+    def count(self, positions: range) -> int:
+        """The number of samples at ``positions``."""
+        return len(positions)
+
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         """Yield the indices of the samples at each range of positions."""
         while block := list(islice(ranges, _BLOCK)):

@@ -107,14 +107,14 @@ def step_shares(
     step_size: int,
     *,
     drop_last: bool = False,
-    state: Callable[[], Any] = lambda: None,
+    state: Callable[[], dict[Any, Any]] = dict,
 ) -> Iterator[ReadShare]:
     """Yield this rank's share of each step of ``stream``; element i goes to rank i mod world_size.
 
     A step takes ``step_size`` elements. A remainder of at least ``world_size`` is a step of its own; a
     smaller one is added to the last full step, so a step is yielded once it is known whether another follows. If there
     is no full step (only after a resume with more ranks), ranks without an element repeat the last one, which counts
-    once. ``drop_last`` drops the remainder. ``state`` is called at the end of each step.
+    once. ``drop_last`` drops the remainder. ``state`` is called at the end of each step, for what has changed in it.
     """
     held: ReadShare | None = None
     own: list[Any] = []
@@ -131,7 +131,7 @@ def step_shares(
             held, own, count = (len(own), copy.deepcopy(state()), own), [], 0
     if held:
         samples = held[2] + own
-        yield held if drop_last or not count else (len(samples), state(), samples)
+        yield held if drop_last or not count else (len(samples), {**held[1], **state()}, samples)
     elif count and not drop_last:
         yield len(own), state(), own or [latest]
 

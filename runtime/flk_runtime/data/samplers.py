@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from flk_runtime.errors import SetupError
@@ -15,15 +15,20 @@ _FEW: Final = 1 << 20  # entries that any order may have
 
 
 class SampledOrder:
-    """The order of an epoch that a sampler gave. See `EpochOrder`."""
+    """The order of an epoch that a sampler gave: of indices, or of batches of them. See `EpochOrder`."""
 
-    def __init__(self, entries: list[Any]) -> None:
-        self._entries, self.length = entries, len(entries)
+    def __init__(self, entries: list[Any], *, batched: bool) -> None:
+        self._entries, self._batched, self.length = entries, batched, len(entries)
         self.digest = hashlib.blake2b(repr(entries).encode(), digest_size=8).hexdigest()
 
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         for positions in ranges:
-            yield self._entries[positions.start : positions.stop]
+            found = self._entries[positions.start : positions.stop]
+            yield list(chain.from_iterable(found)) if self._batched else found
+
+    def count(self, positions: range) -> int:
+        found = self._entries[positions.start : positions.stop]
+        return sum(map(len, found)) if self._batched else len(found)
 
 
 class DrawnOrders:
@@ -32,14 +37,14 @@ class DrawnOrders:
     Random numbers that it draws from the global generators are the same on all ranks and after a restart.
     """
 
-    def __init__(self, sampler: Iterable[Any], name: str, samples: int) -> None:
+    def __init__(self, sampler: Iterable[Any], name: str, *, batched: bool, samples: int) -> None:
         """``samples``: of the dataset. Raises SetupError for a sampler that splits the data over the ranks."""
         if getattr(sampler, "num_replicas", 1) != 1:
             raise SetupError(
                 f"{name}: a {type(sampler).__name__} splits the data over the ranks, and the loader splits it again: "
                 "leave it out, or pass the sampler of one process"
             )
-        self._sampler, self._name = sampler, name
+        self._sampler, self._name, self.batched = sampler, name, batched
         self._drawn = 0  # iterations of the sampler
         length = len(sampler) if isinstance(sampler, Sized) else 0
         self._most = _REPEATS * max(samples, length) + _FEW  # entries of an epoch
@@ -73,13 +78,15 @@ class DrawnOrders:
             self._sampler.set_epoch(epoch)
         with rng.OwnNumbers(rng.derive_seed("sampler", seed, epoch)).used():
             entries: list[Any] = [*islice(self._sampler, self._most + 1)]
+            if self.batched:
+                entries = [list(batch) for batch in entries]
         if len(entries) > self._most:
             raise SetupError(
                 f"{self._name}: the {type(self._sampler).__name__} has given more than {self._most} entries in an "
                 "epoch, as one without an end does: give it an end, such as itertools.islice in its __iter__"
             )
         self._drawn = epoch + 1
-        return SampledOrder(entries)
+        return SampledOrder(entries, batched=self.batched)
 
 
 def compare(of_ranks: Iterable[Mapping[str, tuple[int, str] | None]]) -> None:

@@ -134,11 +134,13 @@ def write_all(fd: int, data: bytes) -> None:
                 select.select([], [fd], [])
 
 
-def free_port() -> int:
-    """A TCP port of this container that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """TCP ports of this container that are free now, each another one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def is_loopback(address: str) -> bool:

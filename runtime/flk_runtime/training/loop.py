@@ -103,7 +103,7 @@ class Loop(Training):
         """Whether checkpoints go to storage. Those in memory are lost with the last pod of the job."""
         return self._saves.manager.has_storage
 
-    def loader(self, dataset: Any, batch_size: int, *, mesh: Any = None, **options: Any) -> EpochLoader:
+    def loader(self, dataset: Any, batch_size: int | None = None, *, mesh: Any = None, **options: Any) -> EpochLoader:
         """A loader of this rank's batches, whose position is saved and restored, as `Run.loader`. Collective.
 
         ``mesh``: the dimension of the script's DeviceMesh along which the data is split, such as ``mesh["dp"]``. The

@@ -106,7 +106,7 @@ class Run(Training):
     def loader(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         shuffle: bool | None = None,
         drop_last: bool = False,
@@ -122,8 +122,8 @@ class Run(Training):
         the run's device. The position is saved in checkpoints, except for a loader without a name that is made after
         the first step: where there are checkpoints, `step` raises SetupError if it has trained with that.
         `flk_runtime.data.LoaderOptions` describes the arguments; ``options`` are the options of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … A ``sampler`` is one of a single
-        process: all ranks draw the same order from it, and each takes its share.
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … A ``sampler`` or ``batch_sampler`` is one of
+        a single process: all ranks draw the same order from it, and each takes its share.
 
         Raises SetupError if the dataset is too small, the ranks' data differ, an option contradicts the loader, or the
         name is taken, and CheckpointError if the checkpoint's position is of another dataset.

@@ -39,7 +39,6 @@ class Stream(Generic[M]):
         ``first`` is a message, with the bytes of bulk data behind it, that was received before, and ``rest`` what was
         received behind it.
         """
-        self.sent = self.received = 0  # bytes, of TCP's content
         self._socket, self._session, self._registry = sock, session, registry
         self._first, self._rest = first, rest
         self._sending = threading.Lock()
@@ -144,7 +143,6 @@ class Stream(Generic[M]):
             while done < len(view):  # not by sendall(), for which all of it has to be sent within the timeout
                 with view[done:] as rest:
                     done += self._socket.send(rest)
-        self.sent += done
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)
@@ -169,7 +167,6 @@ class Stream(Generic[M]):
                 raise TimeoutError(f"{self._session.other} was silent") from None
         if not count:
             raise ConnectionError(f"{self._session.other} closed the connection")
-        self.received += count
         return count
 
 

@@ -34,11 +34,12 @@ def test_all_samples_get_the_same_numbers(draw: Callable[[int], torch.Tensor]) -
         assert not numbers.has_others
 
 
-def test_a_generator_of_the_script_stays() -> None:
+def test_a_generator_of_the_script_stays_and_a_loop_over_draws_ends() -> None:
     own = torch.Generator().manual_seed(7)
     expected = torch.rand(3, generator=torch.Generator().manual_seed(7))
     with SameNumbers():
         assert torch.equal(torch.rand(3, generator=own), expected)
+        assert any(torch.rand(1) <= 0.2 for _ in range(11_000))
 
 
 def test_draws_that_cannot_be_made_equal_are_noted() -> None:

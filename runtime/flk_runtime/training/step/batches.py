@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from flk_runtime.contract import user_env
 from flk_runtime.data import (
     EpochLoader,
     EvaluationLoader,
@@ -26,7 +27,7 @@ from flk_runtime.data import (
     sources_of,
 )
 from flk_runtime.distributed import find_difference, process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.preflight.bootstrap import compare_options, compares
 from flk_runtime.system.bits import is_compared
 from flk_runtime.training.context import RunContext
@@ -81,6 +82,8 @@ class Batches(LoaderEvents):
         self._count += 1
         number, parts = part or self._part
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
+        if options.batch_size is None:
+            full *= setting(user_env.STANDS_FOR)  # one process has the batches of all these ranks
         loader_context = LoaderContext(
             options,
             number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
 def test_the_smallest_is_as_it_was() -> None:
     empty = Telemetry(12.0)
     assert unpack_telemetry(pack_telemetry(empty)) == empty
+
+
+def test_a_large_loss_costs_no_history() -> None:
+    sample = Sample(1234567.8, 1, 2, loss=1e20, samples_per_s=123456.7, memory=6e10)
+    found = unpack_telemetry(pack_telemetry(Telemetry(1234567.8, history=[sample])))
+    assert found == Telemetry(1234568.0, history=[replace(sample, time=1234568.0, samples_per_s=123500.0)])
 
 
 @pytest.mark.parametrize(

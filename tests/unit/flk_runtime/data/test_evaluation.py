@@ -39,8 +39,15 @@ def test_each_sample_counts_once_and_each_loop_begins_anew(samples: int, world_s
 def test_what_is_refused() -> None:
     with pytest.raises(SetupError, match="object has no length and index: a loader needs a dataset or an iterable"):
         evaluation(object(), 0, 1, 1)
+    for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
+        with pytest.raises(SetupError, match=f"^{name}= cannot be passed: an evaluation takes every sample once"):
+            evaluation([1, 2], 0, 1, 1, **{name: True})
     with pytest.raises(SetupError, match="the dataset has 0 samples"):
         evaluation([], 0, 1, 1)
+    left = evaluation(iter([1, 2]), 0, 1, 1)
+    next(iter(left))
+    with pytest.raises(SetupError, match="take one loop over it, to its end, or pass an iterable"):
+        next(iter(left))
     once = evaluation(iter([1, 2]), 0, 1, 1)
     assert [count for _, count in once] == [1, 1]
     with pytest.raises(SetupError, match="an iterator can be iterated over only once"):

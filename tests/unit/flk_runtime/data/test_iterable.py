@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flk_runtime.data import IterableLoader, Loader, iterable, make_loader, reader
-from flk_runtime.data.reader import ShareReader, step_shares
+from flk_runtime.data.reader import PartsReader, ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system import rng
 from flk_runtime.system.rng import seed_all
@@ -80,6 +80,16 @@ def test_a_state_that_refers_to_what_changes_is_that_of_the_end_of_its_step() ->
 
     states = [state for _, state, _ in step_shares(stream(), 0, 2, 4, state=lambda: {"seen": seen})]
     assert states == [{"seen": [0, 1, 2, 3]}, {"seen": list(range(8))}]
+
+
+def test_a_remainder_that_joins_the_last_step_keeps_what_the_step_says_of_parts() -> None:
+    def open_part(part: int, _: Any) -> Any:
+        return iter(range(2 + part)), lambda: None
+
+    parts = PartsReader(range(2), [(0, False, None)] * 2, open_part)
+    ((_, state, share),) = step_shares(parts, 0, 2, 4, state=parts.changes)
+    assert share == [0, 0, 2]
+    assert state == {0: (2, True, None), 1: (3, True, None)}
 
 
 class Numbers(IterableDataset[int]):
@@ -515,6 +525,14 @@ def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.Mon
         World(numbers[1:], monkeypatch)
         with pytest.raises(SetupError, match=r"is not the same on all ranks.* by torch's DataLoader"):
             rank_0(data, 1)
+
+
+def test_an_epoch_in_which_a_rank_has_nothing_names_the_samples_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    World([1], monkeypatch)
+    monkeypatch.setattr(iterable.process_group, "sums", lambda *of_this_rank: lambda: of_this_rank)
+    loader = IterableLoader(iter([1]), loader_context(2, 0, 2))
+    with pytest.raises(SetupError, match=r"too few samples, 1, for 2 ranks$"):
+        list(loader)
 
 
 def test_random_numbers_of_a_stream_s_own_are_no_reason_to_refuse_it(

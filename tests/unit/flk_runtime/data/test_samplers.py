@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from flk_runtime.data import EvaluationLoader, Loader, samplers
+from flk_runtime.data import Loader, samplers
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system.rng import seed_all
 from tests.support.loaders import Counted, Shares, loader_context
 
 DATA = TensorDataset(torch.arange(40))
+
+
+class Buckets:
+    """Batches of neighbours in an order of its own generator, which goes on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(1)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [list(range(begin, begin + size)) for begin, size in ((0, 3), (3, 7), (10, 10), (20, 5), (25, 15))]
+        self.generator.shuffle(batches)
+        return iter(batches)
+
+    def __len__(self) -> int:
+        return 5
 
 
 MAKE: dict[str, Callable[[], dict[str, Any]]] = {
@@ -25,6 +41,8 @@ MAKE: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_size": 4,
     },
     "a list": lambda: {"sampler": [3, 1, 2, 3, 5, 7, 8, 9, 10, 11], "batch_size": 2},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(DATA), 4, drop_last=False)},
+    "buckets": lambda: {"batch_sampler": Buckets()},
 }
 
 
@@ -67,6 +85,18 @@ def test_ranks_take_shares_of_one_order_at_any_number_of_ranks_and_after_a_resta
         assert flat(begun + rest) == flat(both)
     rest, _ = taken(kind, 2, state)
     assert begun + rest == both
+
+
+def test_a_batch_of_a_sampler_is_a_micro_batch_and_stays_whole() -> None:
+    batches = [[0, 1, 2], [3], [4, 5], [6, 7], [8], [9, 10], [11]]
+    shares = Shares()
+    context = loader_context(None, 0, 2, events=shares, batch_sampler=batches, accumulate=2)
+    steps = [[part.tolist() for (part,) in batch.parts] for batch in Loader(DATA, context)]
+    assert steps == [[[0, 1, 2], [3]], [[8], [9, 10]]]
+    assert [(share.samples, share.own, share.pieces) for share in shares.found] == [(8, 4, 2), (4, 3, 2)]
+    assert [len(batch[0]) for batch in Loader(DATA, loader_context(None, batch_sampler=batches))] == [
+        *map(len, batches)
+    ]
 
 
 def test_samplers_that_would_lose_samples_are_refused() -> None:
@@ -116,16 +146,14 @@ def test_a_sampler_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_options_that_contradict_a_sampler_are_refused() -> None:
-    for options, text in (
-        ({"sampler": [1], "shuffle": True}, "sampler= chooses the samples: leave out shuffle="),
-        ({"batch_sampler": [[1]]}, "batch_sampler= cannot be passed: pass sampler="),
+    for size, options, text in (
+        (4, {"sampler": [1], "shuffle": True}, "sampler= chooses the samples: leave out shuffle="),
+        (None, {"batch_sampler": [[1]], "sampler": [1]}, "batch_sampler= chooses the samples"),
+        (None, {"batch_sampler": [[1]], "drop_last": True}, "drop_last= beside a batch_sampler"),
+        (4, {"batch_sampler": [[1]]}, "batch_sampler= makes the batches: leave out batch_size="),
+        (None, {}, "batch_size=None: expected a whole number"),
     ):
         with pytest.raises(SetupError, match=text):
-            Loader(DATA, loader_context(4, **options))
+            Loader(DATA, loader_context(size, **options))
     with pytest.raises(SetupError, match="the sampler has 1 samples, fewer than there are ranks"):
         next(iter(Loader(DATA, loader_context(1, 0, 2, sampler=[1]))))
-
-
-def test_an_evaluation_takes_the_order_of_a_sampler() -> None:
-    evaluation = EvaluationLoader(DATA, loader_context(2, sampler=[3, 1, 2]))
-    assert [[batch.tolist() for (batch,), _ in evaluation] for _ in range(2)] == [[[3, 1], [2]]] * 2

@@ -94,3 +94,7 @@ def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() 
     host.reap_orphans()
     with pytest.raises(ChildProcessError):
         os.waitpid(adopted, os.WNOHANG)
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(host.free_ports(200))) == 200
