@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.control import ThreadFailed, posting, start_thread
@@ -330,9 +331,11 @@ class MemoryService:
     def _log_size(self, partner: int | None, needed: int) -> None:
         """Log how much memory the checkpoints take."""
         where = "of this pod" if partner is None else f"of this pod and of pod {partner}"
+        folder = self._store.folder
+        place = SHM if str(folder).startswith(f"{SHM}/") else folder.parent
         self._log(
-            f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of "
-            f"{self._store.folder.parent} for them (limit {size_text(self._store.limit)})"
+            f"keeps checkpoints in the memory {where}: each pod uses up to {size_text(needed)} of {place} for them "
+            f"(limit {size_text(self._store.limit)})"
         )
 
     def _finish(self, attempt: _Attempt, path: Path, whole: messages.SaveKey | None) -> Answer:
