@@ -77,7 +77,7 @@ with init("ddp", checkpoint=os.environ["PLACE"], save_every=1) as run:
     model, optimizer = run.parallelize(*build())
     losses = train(run, model, optimizer, steps=2)
     run.save()  # waits for the one before it
-    run._saves.complete()
+    run._saves.manager.wait()
     os.kill(int(os.environ["SERVER"]), signal.SIGKILL)
     losses += train(run, model, optimizer, steps=5, first=2)
     server = subprocess.Popen(json.loads(os.environ["COMMAND"]), env={**os.environ, **json.loads(os.environ["KEYS"])})

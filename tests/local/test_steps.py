@@ -32,7 +32,7 @@ TRAIN = """
             if run.steps == stop:
                 if top:
                     run.save()
-                run._saves.complete()
+                run._saves.manager.wait()
                 os._exit(0)
             (a,), (b,) = pair
             optimizer.zero_grad()

@@ -55,8 +55,13 @@ class Submission:
             command = client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
-        view = JobView(Observation(created, time=client.now()), client.commands)
-        keep(client, answer_of(view))
+        try:
+            view = JobView(Observation(created, time=client.now()), client.commands)
+            keep(client, answer_of(view))
+        except KeyboardInterrupt as interrupt:
+            goes_on = client.commands.flk("status", self.name)
+            interrupt.args = (f"the job {self.name} exists and goes on: {goes_on}",)
+            raise
         uid = created["metadata"]["uid"]
         return JobHandle(self.client.for_job(JobRef(self.name, target, uid)), self.name, uid)
 
