@@ -439,10 +439,11 @@ def _differences(one: Any, other: Any, path: str = "") -> list[str]:
     """Return the paths at which two values differ, the deepest ones."""
     if one == other:
         return []
-    one, other = ({} if value is None else value for value in (one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         keys = dict.fromkeys([*one, *other])
-        return [p for key in keys for p in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+        return [
+            p for key in keys for p in _differences(one.get(key, {}), other.get(key, {}), f"{path}.{key}".lstrip("."))
+        ]
     return [path]
 
 

@@ -362,7 +362,7 @@ def test_roles_that_differ_are_refused_with_the_place() -> None:
     pod["nodeSelector"] = {"pool": "gpu"}
     with pytest.raises(UsageError) as caught:
         convert(yaml.safe_dump(data), "old.yaml")
-    for place in ("command", "patch.spec.nodeSelector"):
+    for place in ("command", "patch.spec.nodeSelector.pool"):
         assert f"Master and Worker differ in {place}: all pods of a job are equal" in str(caught.value)
 
 
