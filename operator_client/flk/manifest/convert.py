@@ -377,7 +377,7 @@ def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, 
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
     text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
     text = text.replace("\\\n", " ").strip("; \t\n")
-    commands = [*_COMMAND.finditer(text)]
+    commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
     try:
         *before, command = [shlex.split(found[0]) for found in commands]
     except ValueError:  # no command, or a quote without an end
@@ -388,11 +388,11 @@ def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, 
         command = command[1:]
     if not command or _BACKGROUND.search(_QUOTED.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
-    start, before = folder, [parts for parts in before if parts]
+    start = folder
     folder, exported = _effects([*before, ["export", *given]], folder)
     fields: dict[str, Any] = {"exported": exported}
     if any(parts[0] not in ("cd", "export", "set") for parts in before):
-        setup = text[: commands[-1].start()].rstrip("&; \t\n")
+        setup = text[: commands[-2].end()].strip()
         setup = f"cd {shlex.quote(start)} || exit; {setup}" if start else setup
         fields["setup"] = shlex.join([*words[:-1], setup])
     return folder, fields, command

@@ -115,7 +115,8 @@ def test_commands_before_the_script_are_the_setup_which_their_shell_runs() -> No
         "accelerate config default",
         "wget 'http://x/y?a=1&b=2'",
         "python -c 'import a; a.b()'",
-        "echo x > /data/x",
+        "echo x > /data/x && \n rm y",
+        r"find . -exec rm {} \;",
     ],
 )
 def test_a_command_that_leaves_its_shell_as_it_is_becomes_the_setup(before: str) -> None:
