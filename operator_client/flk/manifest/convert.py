@@ -385,7 +385,7 @@ def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, 
     given = [*takewhile(_ASSIGNMENT.match, command)]
     command = command[len(given) :]
     if command[:1] == ["exec"]:
-        command = command[1:]
+        command.pop(0)
     if not command or _BACKGROUND.search(_QUOTED.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
     start = folder
@@ -419,7 +419,11 @@ def _effects(commands: list[list[str]], folder: str | None) -> tuple[str | None,
             folder = entered
         elif parts[0] == "export" and known and all(map(_ASSIGNMENT.match, parts[1:])):
             exported += [dict(zip(("name", "value"), part.split("=", 1), strict=True)) for part in parts[1:]]
-        elif parts[0] in ("", *_OF_VARIABLES) or parts[1:2] == ["activate"]:
+        elif (
+            parts[0] in ("", *_OF_VARIABLES)
+            or parts[1:2] == ["activate"]
+            or re.search(r"\|\| (cd|export|source|\.) ", " ".join(words))
+        ):
             raise ValueError(
                 f"{' '.join(words)}: ranks do not see what a shell before them does: give it as env or workingDir"
             )

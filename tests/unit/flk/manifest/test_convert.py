@@ -248,7 +248,16 @@ def test_a_job_inside_of_another_object_is_found() -> None:
 # what is said of commands before the script
 BEFORE: dict[str, tuple[str, ...]] = {
     "ranks do not see what a shell before them does: give it as env or workingDir": (
-        *("source /env.sh", ". /env.sh", "conda activate team", "cd $HOME", "cd app", "cd ~", "cd"),
+        *(
+            "source /env.sh",
+            ". /env.sh",
+            "conda activate team",
+            "cd $HOME",
+            "cd app",
+            "cd ~",
+            "cd",
+            "test -d /a || cd /b",
+        ),
         *("export A=`hostname`", "export A=$B", "export A", "A=1"),
     ),
     "is a training before the last command: make a job of each": (
