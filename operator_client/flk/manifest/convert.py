@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -32,14 +33,19 @@ _CHANGES: Final = ("--no-python", "--run-path")
 # What each launcher sets for its ranks: a manifest that sets it by hand does what flk does.
 _OF_RANKS: Final = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|PET_.*)")
 _DYNAMIC: Final = frozenset("`$|<>;&*?(){}")  # what a shell would do something about
-_BY_GPUS: Final = re.compile(r"auto|gpu|\$\{?PET_NPROC_PER_NODE\}?")  # or as the manifest says otherwise
-# What changes a shell itself, and what starts ranks: a setup, which has a shell of its own, can do neither for them.
-_OF_SHELLS: Final = frozenset(
-    {"cd", "pushd", "export", "source", ".", "eval", "exec", "alias", "trap", "ulimit", "umask", "unset", "{"}
-    | {"if", "for", "while", "until", "case", "function", "torchrun", "accelerate"}
+_EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
+_BY_GPUS: Final = re.compile(r"auto|gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
+# A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
+_OF_VARIABLES: Final = ("cd", "pushd", "export", "source", ".")
+_OF_SHELLS: Final = (
+    *("eval", "exec", "alias", "trap", "ulimit", "umask", "unset"),
+    *("{", "if", "for", "while", "until", "case", "function"),
 )
-_CD: Final = re.compile(r"cd (/[\w./-]*)\s*(?:&&|;|\n)\s*")
+_ASSIGNMENT: Final = re.compile(r"\w+=")
+_QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
+_COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 _BACKGROUND: Final = re.compile(r"(?<![&>])&(?![&>])")
+_SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
 _GPU: Final = "nvidia.com/gpu"
 
 
@@ -88,9 +94,9 @@ class _Conversion:
         self.spec = self._mapping("spec", manifest.get("spec"))
 
     def _mapping(self, path: str, value: Any) -> dict[str, Any]:
-        """Return a mapping of the manifest, and refuse another value; empty if there is none."""
+        """Return a mapping of the manifest without its nulls, and refuse another value; empty if there is none."""
         if isinstance(value, dict):
-            return dict(value)
+            return {key: item for key, item in value.items() if item is not None}
         if value is not None:
             self.refused.append(f"{path}: must be a mapping (is {value!r})")
         return {}
@@ -115,10 +121,12 @@ class _Conversion:
             self.refused.append(f"spec.{_PODS}: has no pods")
             return fields
         replicas = sum(count for count, _ in each)
-        first, pod = each[0][1], each[-1][1]
-        different = [name for name in dict.fromkeys([*first, *pod]) if first.get(name) != pod.get(name)]
-        if different:
-            self.refused.append(f"Master and Worker differ in {', '.join(different)}: all pods of a job are equal")
+        pod = each[-1][1]
+        for path in _differences(each[0][1], pod):
+            self.refused.append(f"Master and Worker differ in {path}: all pods of a job are equal")
+        bounds = {"min": replicas, "max": replicas, **fields.pop("elastic")}
+        if bounds["min"] != bounds["max"]:
+            fields["elastic"] = bounds
         return {**fields, "replicas": replicas, **pod, "ship": False}
 
     def _of_job(self) -> dict[str, Any]:
@@ -140,9 +148,8 @@ class _Conversion:
         if policy.pop("schedulingPolicy", None):
             fields["gang"] = "auto"
             self.notes.append("spec.runPolicy.schedulingPolicy became gang: auto, all pods or none")
-        sizes = {kind: elastic.pop(f"{kind}Replicas", None) for kind in ("min", "max")}
-        if sizes["min"] != sizes["max"]:
-            fields["elastic"] = sizes
+        bounds = [kind for kind in ("min", "max") if f"{kind}Replicas" in elastic]
+        fields["elastic"] = {kind: elastic.pop(f"{kind}Replicas") for kind in bounds}
         for name in [key for key in elastic if key.startswith("rdzv") or key == "standalone"]:
             del elastic[name]  # flk's launchers meet by themselves
         if elastic.pop("metrics", None):
@@ -216,13 +223,15 @@ class _Conversion:
             self.refused.append(f"{where}.resources: {error}")
         try:
             folder, command = _command(words, None if folder is None else str(folder))
+            env |= self._env(f"{where}.command", command.pop("exported", None), fields)[0]
             fields |= command
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
         if folder:
-            # Ranks start in a folder of their own, where they may write. There they find the files of this one.
+            # Ranks start in a folder of their own, where they may write. There they find the files of this one,
+            # also those that the setup adds to it.
             links = f"ln -sf {shlex.quote(folder)}/* ."
-            fields["setup"] = f"{links}\n{fields['setup']}" if "setup" in fields else links
+            fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
         else:
             self.notes.append(
                 "ranks start in /flk/work, not in the WORKDIR of the image, unless the manifest has workingDir"
@@ -287,7 +296,8 @@ def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any], notes: li
 def _command(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any]]:
     """Return the folder in which a container's command runs, and the fields for it.
 
-    These are ``command``, and where it says so ``processes``, ``setup`` and others. Raises ValueError, which says why
+    These are ``command``, and where it says so ``processes``, ``setup`` and others; ``exported`` has the variables of
+    a shell as a container's ``env`` has them. Raises ValueError, which says why
     it cannot be the command of a job.
     """
     if not words:
@@ -354,36 +364,91 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any], list[str]]:
-    """Return the folder, the setup and the command of ``sh -c TEXT``: the last command, which those before set up.
+    """Return the folder, the fields and the command of ``sh -c TEXT``: the last command, which those before set up.
 
-    A ``cd`` that comes first is the folder. Raises ValueError for any other program of a shell.
+    The fields are ``exported`` and ``setup``. Raises ValueError for any other program of a shell.
     """
     *options, text = words[1:] or [""]
-    if not options or not all(re.fullmatch(r"-\w+", word) for word in options) or not options[-1].endswith("c"):
+    if (
+        not options
+        or not all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
+        or not options[-1].endswith("c")
+    ):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    text = text.replace("\\\n", " ").strip()
-    if first := _CD.match(text):
-        folder, text = first[1], text[first.end() :]
-    commands = [part.strip() for part in re.split(r"&&|\n|;", text)]
-    *before, last = [part for part in commands if part and not part.startswith("#")] or [""]
+    text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    text = text.replace("\\\n", " ").strip("; \t\n")
+    commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
     try:
-        command = shlex.split(last.removeprefix("exec "))
-        parts_before = [parts for part in before if (parts := shlex.split(part))]
-    except ValueError:  # of a text with quotes over several commands
-        command = []
-    if not command or _BACKGROUND.search(text):
-        raise ValueError("is a shell program of its own: name the script and its arguments, and give the rest as setup")
-    for parts in parts_before:
-        lost = "=" in parts[0] or parts[1:2] == ["activate"]
-        if lost or {*parts[:1], PurePosixPath(parts[0]).name} & _OF_SHELLS or {*_LAUNCHERS} & {*parts}:
+        *before, command = [shlex.split(found[0]) for found in commands]
+    except ValueError:  # no command, or a quote without an end
+        before, command = [], []
+    given = [*takewhile(_ASSIGNMENT.match, command)]
+    command = command[len(given) :]
+    if command[:1] == ["exec"]:
+        command.pop(0)
+    if not command or _BACKGROUND.search(_QUOTED.sub("", text)):
+        raise ValueError(_SHELL_PROGRAM)
+    start = folder
+    folder, exported = _effects([*before, ["export", *given]], folder)
+    fields: dict[str, Any] = {"exported": exported}
+    if any(parts[0] not in ("cd", "export", "set") for parts in before):
+        setup = text[: commands[-2].end()].strip()
+        setup = f"cd {shlex.quote(start)} || exit; {setup}" if start else setup
+        fields["setup"] = shlex.join([*words[:-1], setup])
+    return folder, fields, command
+
+
+def _effects(commands: list[list[str]], folder: str | None) -> tuple[str | None, list[dict[str, str]]]:
+    """Return the folder and the exported variables after the commands of a shell.
+
+    Raises ValueError for a command that starts ranks, or whose effect on those of the last command a setup lacks.
+    """
+    exported = []
+    for words in commands:
+        parts = [*dropwhile(_ASSIGNMENT.match, words)] or [""]
+        known = not any(_EXPANDED & {*part} for part in parts)
+        if (
+            PurePosixPath(parts[0]).name == "torchrun"
+            or parts[:2] == ["accelerate", "launch"]
+            or {*_LAUNCHERS} & {*parts}
+        ):
+            raise ValueError(f"{' '.join(words)}: is a training before the last command: make a job of each")
+        if parts[0] in _OF_SHELLS:
+            raise ValueError(f"{' '.join(words)}: {_SHELL_PROGRAM}")
+        if parts[0] == "cd" and known and (entered := _entered(parts[1:], folder)):
+            folder = entered
+        elif parts[0] == "export" and known and all(map(_ASSIGNMENT.match, parts[1:])):
+            exported += [dict(zip(("name", "value"), part.split("=", 1), strict=True)) for part in parts[1:]]
+        elif (
+            parts[0] in ("", *_OF_VARIABLES)
+            or parts[1:2] == ["activate"]
+            or re.search(r"\|\| (cd|export|source|\.) ", " ".join(words))
+        ):
             raise ValueError(
-                f"{' '.join(parts)}: ranks do not see what a shell before them does: give it as env or workingDir"
+                f"{' '.join(words)}: ranks do not see what a shell before them does: give it as env or workingDir"
             )
-    if all(parts[0] in ("set", "echo") for parts in parts_before):
-        return folder, {}, command
-    setup = text[: text.rindex(last)].rstrip("&; \n")
-    setup = f"cd {shlex.quote(folder)}\n{setup}" if folder else setup
-    return folder, {"setup": shlex.join([*words[:-1], setup])}, command
+    return folder, exported
+
+
+def _entered(words: list[str], folder: str | None) -> str | None:
+    """Return the folder after a ``cd`` with these words; None if it depends on more than the manifest says."""
+    if not words or words[0].startswith("-") or words[1:] not in ([], ["||", "exit"], ["||", "exit", "1"]):
+        return None
+    if folder is None and not words[0].startswith("/"):  # in the WORKDIR of the image
+        return None
+    return str(PurePosixPath(folder or "/") / words[0])
+
+
+def _differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return the paths at which two values differ, the deepest ones."""
+    if one == other:
+        return []
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = dict.fromkeys([*one, *other])
+        return [
+            p for key in keys for p in _differences(one.get(key, {}), other.get(key, {}), f"{path}.{key}".lstrip("."))
+        ]
+    return [path]
 
 
 def job_file(converted: Converted) -> str:

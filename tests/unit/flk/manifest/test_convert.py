@@ -77,6 +77,19 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         ["/a.py", "-v"],
         None,
     ),
+    "rank by Kubernetes": (["torchrun", "--nproc-per-node=$(PET_NPROC_PER_NODE)", "/a.py"], None, ["/a.py"], None),
+    "folder after other commands": (
+        ["bash", "--login", "-c", "set -e; # it's\ngit clone x /b && cd /b || exit 1\n cd src && torchrun a.py"],
+        None,
+        ["/b/src/a.py"],
+        None,
+    ),
+    "folder in the working folder": (
+        ["bash", "-euo", "pipefail", "-c", "cd b; python a.py"],
+        "/app",
+        ["/app/b/a.py"],
+        1,
+    ),
 }
 
 
@@ -88,12 +101,36 @@ def test_the_program_that_starts_ranks_is_left_out(case: str) -> None:
 
 
 def test_commands_before_the_script_are_the_setup_which_their_shell_runs() -> None:
-    text = "cd /app\nset -e\ntest -d /data && pip install 'einops>0'\nexec python train.py"
-    job = fields(manifest(container={"command": ["bash", "-ec", text]}))
-    before = "cd /app\nset -e\ntest -d /data && pip install 'einops>0'"
-    assert job["setup"] == f"ln -sf /app/* .\n{shlex.join(['bash', '-ec', before])}"
+    before = "set -e\ntest -d /data && pip install 'einops>0' && cd /app"
+    job = fields(manifest(container={"command": ["bash", "-ec", f"{before}\nexec python train.py"]}))
+    assert job["setup"] == f"{shlex.join(['bash', '-ec', before])} && ln -sf /app/* ."
     assert job["command"] == ["/app/train.py"]
     assert "patch" not in job
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "DEBIAN_FRONTEND=noninteractive apt-get install x",
+        "accelerate config default",
+        "wget 'http://x/y?a=1&b=2'",
+        "python -c 'import a; a.b()'",
+        "echo x > /data/x && \n rm y",
+        r"find . -exec rm {} \;",
+    ],
+)
+def test_a_command_that_leaves_its_shell_as_it_is_becomes_the_setup(before: str) -> None:
+    container = {"command": ["sh", "-c", f"{before} && python a.py"], "workingDir": "/app"}
+    setup = shlex.join(["sh", "-c", f"cd /app || exit; {before}"])
+    assert fields(manifest(container=container))["setup"] == f"{setup} && ln -sf /app/* ."
+
+
+def test_the_variables_that_a_shell_exports_are_those_of_the_ranks() -> None:
+    text = "export LR=1 URL='http://x?a=1&b=2' PET_NPROC_PER_NODE=2\nOMP_NUM_THREADS=4 torchrun /a.py"
+    job = fields(manifest(container={"command": ["sh", "-c", text], "env": [{"name": "LR", "value": "0"}]}))
+    assert (job["command"], job["processes"]) == (["/a.py"], 2)
+    assert job["env"] == {"LR": "1", "URL": "http://x?a=1&b=2", "OMP_NUM_THREADS": "4"}
+    assert "setup" not in job
 
 
 def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
@@ -186,27 +223,60 @@ def test_an_elastic_job_keeps_its_limits_and_loses_its_autoscaler() -> None:
     assert any("metrics are left out" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("bound", "sizes"), [("min", {"min": 2, "max": 4}), ("max", {"min": 4, "max": 6})])
+def test_the_bound_that_an_elastic_job_lacks_is_its_number_of_pods(bound: str, sizes: dict[str, int]) -> None:
+    spec = {"elasticPolicy": {f"{bound}Replicas": sizes[bound]}}
+    assert fields(manifest({"Worker": 4}, spec=spec))["elastic"] == sizes
+
+
+def test_a_null_is_as_if_it_were_not_there() -> None:
+    spec = {
+        "runPolicy": {"backoffLimit": None},
+        "nprocPerNode": None,
+        "elasticPolicy": {"maxRestarts": 9, "nProcPerNode": 2, "minReplicas": None},
+    }
+    job = fields(manifest(container={"command": ["torchrun", "/a.py"], "imagePullPolicy": None}, spec=spec))
+    assert (job["restarts"], job["processes"], job["image_pull_policy"]) == (9, 2, "IfNotPresent")
+    assert "elastic" not in job
+
+
 def test_a_job_inside_of_another_object_is_found() -> None:
     wrapped = {"kind": "AppWrapper", "spec": {"components": [{"template": yaml.safe_load(manifest())}]}}
     assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        *("source /env.sh", ". /env.sh", "conda activate team", "ulimit -l unlimited", "cd $HOME", "cd app"),
-        *("export A=1", "A=1", "if true; then cd /b; fi", "torchrun /b.py", "python -m torch.distributed.run /b.py"),
-    ],
-)
-def test_a_command_whose_effect_the_ranks_would_miss_is_refused(before: str) -> None:
+# what is said of commands before the script
+BEFORE: dict[str, tuple[str, ...]] = {
+    "ranks do not see what a shell before them does: give it as env or workingDir": (
+        *(
+            "source /env.sh",
+            ". /env.sh",
+            "conda activate team",
+            "cd $HOME",
+            "cd app",
+            "cd ~",
+            "cd",
+            "test -d /a || cd /b",
+        ),
+        *("export A=`hostname`", "export A=$B", "export A", "A=1"),
+    ),
+    "is a training before the last command: make a job of each": (
+        *("torchrun /b.py", "A=1 accelerate launch /b.py", "python -m torch.distributed.run /b.py"),
+    ),
+    "is a shell program of its own": ("if true; then cd /b; fi", "for x in a; do b; done", "ulimit -l 1", "umask 0"),
+}
+
+
+@pytest.mark.parametrize(("sentence", "before"), [(told, before) for told, all_ in BEFORE.items() for before in all_])
+def test_a_command_whose_effect_the_ranks_would_miss_is_refused(sentence: str, before: str) -> None:
     with pytest.raises(UsageError) as caught:
         convert(manifest(container={"command": ["sh", "-c", f"{before} && python /a.py"]}), "old.yaml")
-    assert f"command: {before.partition(';')[0]}: ranks do not see what a shell before them does" in str(caught.value)
+    assert f"command: {before.partition(';')[0]}: {sentence}" in str(caught.value)
 
 
 SHAPES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "Worker: must be a mapping": ((), 5),
-    "Worker.template.spec.containers: none of 0 is named pytorch": ((), None),
+    "Worker.template.spec.containers: none of 0 is named pytorch": ((), {}),
     "containers[0]: must be a mapping": (("template", "spec", "containers"), ["x"]),
     ".env: must be a list": (("template", "spec", "containers", 0, "env"), {"A": "b"}),
     ".env: a variable has no name": (("template", "spec", "containers", 0, "env"), [{"value": "b"}]),
@@ -297,9 +367,13 @@ def test_what_a_job_cannot_have_is_refused_by_its_field(case: str) -> None:
 
 def test_roles_that_differ_are_refused_with_the_place() -> None:
     data = yaml.safe_load(manifest())
-    data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"] = ["python", "/b.py"]
-    with pytest.raises(UsageError, match="Master and Worker differ in command: all pods of a job are equal"):
+    pod = data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["containers"][0]["command"] = ["python", "/b.py"]
+    pod["nodeSelector"] = {"pool": "gpu"}
+    with pytest.raises(UsageError) as caught:
         convert(yaml.safe_dump(data), "old.yaml")
+    for place in ("command", "patch.spec.nodeSelector.pool"):
+        assert f"Master and Worker differ in {place}: all pods of a job are equal" in str(caught.value)
 
 
 def test_a_file_without_a_pytorchjob_is_refused() -> None:
