@@ -111,8 +111,9 @@ class SavedCheckpoint:
         items: list[ReadItem] = []
         for name, boxes in wanted.items():
             stored = self.saved_tensors[name]
-            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=stored.chunks or []), boxes)
-            # It is more where two ranks of another program have written the same chunk.
+            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}  # once each
+            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), boxes)
+            # It is more where chunks of another program overlap.
             if sum(part.lengths.numel() for part in parts) < sum(box.sizes.numel() for box in boxes):
                 raise MismatchError(f"{self.place} does not hold all of the tensor {name!r}")
             items += parts
