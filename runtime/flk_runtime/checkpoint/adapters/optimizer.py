@@ -367,16 +367,17 @@ def check_groups(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]
     """
     if len(own) != len(saved):
         raise ValueError(f"it has {len(saved)} groups of parameters, and the optimizer {len(own)}")
-    places = {name: number for number, group in enumerate(saved) for name in group["params"]}
-    numbers = {name: number for number, names in enumerate(own) for name in names}
-    names = numbers.keys() & places.keys() if of_parts else {**numbers, **places}
+    places = {name: f"group {number}" for number, group in enumerate(saved) for name in group["params"]}
+    here = {name: f"group {number}" for number, names in enumerate(own) for name in names}
+    names = [name for name in here if name in places] if of_parts else {**here, **places}
     for name in names:
-        if places.get(name) != numbers.get(name):
+        if places.get(name) != here.get(name):
+            later = "" if name in here else f"; {_LATER}"
             raise ValueError(
-                f"the optimizer has {name!r} in group {numbers.get(name)}, and the checkpoint in group "
-                f"{places.get(name)}: keep the groups and their parameters; {_LATER}"
+                f"the optimizer has {name!r} in {here.get(name, 'no group')}, and the checkpoint in "
+                f"{places.get(name, 'no group')}: keep the groups and their parameters{later}"
             )
-    return of_parts or list(places) == list(numbers)
+    return of_parts or list(places) == list(here)
 
 
 def _get(found: Mapping[str, Any], name: str) -> Any:
