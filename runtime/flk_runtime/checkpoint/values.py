@@ -249,5 +249,4 @@ def _new(kind: Any, items: Any) -> Any:
         return tuple.__new__(kind, items)
     if not dataclasses.is_dataclass(kind):
         raise MismatchError(f"{kind.__qualname__} is no dataclass and no named tuple")
-    made: Any = object.__new__(kind)  # type: ignore[arg-type]
-    return made
+    return object.__new__(kind)  # type: ignore[arg-type]

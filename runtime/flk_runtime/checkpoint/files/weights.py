@@ -48,7 +48,7 @@ class Weights:
             str(key).replace(_COMPILED, ""): name for name, key in names if self._checkpoint.shape(name) is not None
         }
 
-    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+    def read(self, chunks: Sequence[Chunk]) -> None:
         """Read into the tensors of ``chunks``, whose paths are ``(object, name)``. Raises CheckpointError."""
         tied: dict[Any, list[Chunk]] = {}
         for chunk in chunks:
@@ -60,7 +60,6 @@ class Weights:
         self._checkpoint.read(
             [group[name]._replace(path=(self._stored[name],)) for name, group in zip(names, groups, strict=True)]
         )
-        return {}
 
     def _leave_beginning_out(self, groups: Sequence[Collection[str]]) -> None:
         """Leave out the beginning that all names have in common, if it takes that to have a model's names.

@@ -49,9 +49,6 @@ class BackgroundWriter:
             self._thread = None
         self._awaited.set()
         self._write(*arguments)
-        if self._error is not None and not isinstance(self._error, Exception):
-            stop, self._error = self._error, None
-            raise stop  # the script's handler of a signal has raised it
 
     def join(self) -> BaseException | None:
         """Wait until the latest write has ended. Returns the error that prevented it, else None."""
@@ -69,4 +66,6 @@ class BackgroundWriter:
             self.writer.write(header, [(header.rank, shard)], at_end=at_end)
             self._on_written(header.step)
         except BaseException as error:  # such as a panic in the library of S3, which is written in Rust
+            if self._thread is None and not isinstance(error, Exception):
+                raise  # the script's handler of a signal has raised it
             self._error = error
