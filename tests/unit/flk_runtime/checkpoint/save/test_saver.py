@@ -201,6 +201,9 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert job.save(1)
     assert job.stored == [1]
+    monkeypatch.setattr(storage, "commit", Mock(side_effect=SystemExit(143)))  # of the script's handler of a signal
+    with pytest.raises(SystemExit):
+        job.save(2)
     storage.full = True
     job.save(2)
     monkeypatch.undo()
