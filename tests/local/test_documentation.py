@@ -27,7 +27,8 @@ NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of t
 
 @pytest.mark.parametrize("page", [page for page in SCRIPTS if page.stem not in CHECKED], ids=name_of)
 def test_python_blocks_run_on_two_ranks(page: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
-    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
+    elsewhere = "import os; os.chdir(os.path.dirname(__file__))\n"  # some blocks write files
+    ranks(elsewhere + python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
 
 
 def test_the_page_on_data_reads_every_epoch(ranks: Callable[..., list[Any]]) -> None:

@@ -78,7 +78,8 @@ dist.barrier()
 for saved in ("ddp", "full", "hybrid"):
     for wanted in ("ddp", "full", "hybrid"):
         reader, needed, own = read(saved, wanted, range(world_size))
-        print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own]]))
+        shards = {shard for shard, entry in reader._entries.values() if entry.dtype}
+        print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, len(shards)]]))
 """
 COPIES = """
 save("ddp")
@@ -102,11 +103,12 @@ def test_a_rank_gets_what_it_lacks_and_nothing_else(ranks: Ranks) -> None:
     assert len(ended[0]) == 9
     received = [rank["full full"][0] for rank in ended]
     assert received == [0, 4, 4, 4], "only the scalar travels"
+    assert [rank["full full"][3] for rank in ended] == [1, 2, 2, 2], "headers: its own, and that of rank 0"
     for rank in ended:
         for saved in ("ddp", "full", "hybrid"):
-            received, needed, own = rank[f"{saved} {saved}"]
+            received, needed, own, _ = rank[f"{saved} {saved}"]
             assert received == needed - own, "all that it holds is of its own shard"
-        for received, needed, own in rank.values():
+        for received, needed, own, _ in rank.values():
             assert needed - own <= received <= needed
     ranks(SCRIPT + OTHER, 2)
 

@@ -3,17 +3,19 @@
 Each rank opens the shards that it is the reader of: its own one if as many ranks have saved. It reads what it needs of
 other shards in its pod from their files, also of shards that another pod reads and of which this one holds a copy. What
 its pod lacks comes from the ranks that read it, in pieces. Where each rank reads what it has written itself, as under
-FSDP, only the headers travel, and the plain values of rank 0.
+FSDP, no values travel but the plain ones of rank 0, and of the headers the one of rank 0, which names the unsharded
+tensors: with a thousand ranks the headers of all are some hundred megabytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,9 +25,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from flk_runtime.checkpoint.shard import (
     ChunkReader,
     Target,
+    add_entries,
     entry_index,
     map_file,
-    merge_entries,
     narrow,
     parse_dtype,
     view_tensor,
@@ -42,7 +44,7 @@ _Box = tuple[str, torch.Size, torch.Size, torch.Size]  # name and offsets of a c
 
 
 class PodReader(ChunkReader):
-    """Reads a checkpoint whose shards the ranks hold. The constructor and `read` are collective."""
+    """Reads a checkpoint whose shards the ranks hold. The constructor, `complete` and `read` are collective."""
 
     def __init__(
         self,
@@ -64,19 +66,21 @@ class PodReader(ChunkReader):
         """Bytes of tensors that this rank has received of other pods."""
         self._mapped: dict[int, mmap.mmap] = {}  # shards in this pod, by the rank that wrote them
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
-        own = {
+        self._metadata = Metadata({}, planner_data={})
+        self._own = {
             shard: read_header(self._memory(shard)).entries
             for shard, reader in enumerate(readers)
             if reader == self._rank
         }
-        found: dict[int, tuple[Entry, ...]] = {}
-        for held in process_group.all_gather(own):
-            found |= held
-        shards = sorted(found.items())  # in the same order on all ranks
-        for shard, entries in shards:
-            self._entries |= {entry_index(entry): (shard, entry) for entry in entries}
-        self._metadata = merge_entries(entries for _, entries in shards)
-        self._values = {value_name(shard): self._value(shard) for shard in own}  # plain values that this rank may need
+        of_main = process_group.on_main(lambda: self._own)
+        known = {entry.name for entries in of_main.values() for entry in entries}
+        further = {
+            shard: tuple(entry for entry in entries if entry.name not in known) for shard, entries in self._own.items()
+        }
+        for held in [of_main, *process_group.all_gather(further), self._own]:  # names in the same order on all ranks
+            self._add(held)
+        # Plain values that this rank may need.
+        self._values = {value_name(shard): self._value(shard) for shard in self._own}
         if len(readers) == process_group.world_size():  # each rank reads its own
             self._values |= process_group.on_main(lambda: {value_name(0): self._value(0)})
         else:
@@ -84,12 +88,27 @@ class PodReader(ChunkReader):
                 self._values |= values
 
     def read_metadata(self) -> Metadata:
+        """The names of all tensors, and the chunks that this rank and rank 0 hold; after `complete` all chunks."""
         return self._metadata
+
+    def complete(self, *, lacks: bool) -> bool:
+        if not process_group.maximum(int(lacks))[0]:
+            return False
+        for held in process_group.all_gather(self._own):
+            self._add(held)
+        return True
+
+    def _add(self, held: Mapping[int, Sequence[Entry]]) -> None:
+        """Have the metadata name the entries of shards."""
+        for shard, entries in held.items():
+            found = {index: entry for entry in entries if (index := entry_index(entry)) not in self._entries}
+            self._entries |= {index: (shard, entry) for index, entry in found.items()}
+            add_entries(self._metadata, found.values())
 
     def read(self, items: Sequence[ReadItem], target: Target) -> None:
         """Read the items of this rank, and give other pods what they need for theirs."""
-        here = self._open_copies({self._shard_of(item) for item in items})
-        remote = [item for item in items if not (self._is_near(item) or self._shard_of(item) in here)]
+        here = self._shards_here({self._shard_of(item) for item in items})
+        remote = [item for item in items if self._shard_of(item) not in here]
         remote_anywhere, without_device = process_group.maximum(
             len(remote),
             int(not torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
@@ -115,13 +134,9 @@ class PodReader(ChunkReader):
     def _shard_of(self, item: ReadItem) -> int:
         return self._entries[item.storage_index][0]
 
-    def _is_near(self, item: ReadItem) -> bool:
-        """Whether this pod holds the item's shard."""
-        return self._readers[self._shard_of(item)] in self._near
-
-    def _open_copies(self, shards: set[int]) -> set[int]:
-        """Those of the shards of which this pod holds a copy now. A later save may take its memory."""
-        here = set()
+    def _shards_here(self, shards: set[int]) -> set[int]:
+        """Those of the shards that this pod holds now. A later save may take the memory of a copy."""
+        here = {shard for shard in shards if self._readers[shard] in self._near}
         for shard in shards.intersection(self._copies):
             with contextlib.suppress(StorageError):
                 path = self._open_shard(shard)
@@ -150,10 +165,11 @@ class PodReader(ChunkReader):
         lacking: dict[int, list[ReadItem]] = {}  # by the rank that has them
         for item in items:
             lacking.setdefault(self._readers[self._shard_of(item)], []).append(item)
-        wanted = {rank: list(_buckets(found, self._itemsize)) for rank, found in lacking.items()}
+        wanted = {
+            rank: list(_buckets(found, lambda item: self._dtype(item).itemsize)) for rank, found in lacking.items()
+        }
         boxes = {rank: [list(map(_box, bucket)) for bucket in buckets] for rank, buckets in wanted.items()}
-        boxes_of_ranks = process_group.all_gather(boxes)
-        asked = {rank: of[self._rank] for rank, of in enumerate(boxes_of_ranks) if self._rank in of}
+        asked = _swap(boxes, device)
         size = process_group.world_size()
         arriving = {
             ((self._rank - rank) % size, number): (rank, bucket)
@@ -182,9 +198,6 @@ class PodReader(ChunkReader):
 
     def _dtype(self, item: ReadItem) -> torch.dtype:
         return parse_dtype(self._entries[item.storage_index][1].dtype or "")
-
-    def _itemsize(self, item: ReadItem) -> int:
-        return self._dtype(item).itemsize
 
 
 def _box(item: ReadItem) -> _Box:
@@ -221,6 +234,20 @@ def _pieces(item: ReadItem, itemsize: int) -> Iterator[ReadItem]:
             dest_offsets=torch.Size([begin + row, *target]),
             lengths=torch.Size([min(rows, count - row), *rest]),
         )
+
+
+def _swap(values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
+    """Give each of these ranks a value, and return what ranks give this one. Collective; values travel by pickle."""
+    given = {
+        rank: torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for rank, value in values.items()
+    }
+    sizes = process_group.all_gather({rank: len(data) for rank, data in given.items()})
+    own = process_group.rank()
+    arriving = {
+        rank: torch.empty(of[own], dtype=torch.uint8, device=device) for rank, of in enumerate(sizes) if own in of
+    }
+    _transfer([(rank, data.to(device)) for rank, data in given.items()], arriving.items())
+    return {rank: pickle.loads(data.cpu().numpy().tobytes()) for rank, data in arriving.items()}  # noqa: S301
 
 
 def _transfer(sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]) -> None:

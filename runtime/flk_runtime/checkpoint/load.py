@@ -72,8 +72,7 @@ class SavedCheckpoint:
             raise MismatchError(f"{self.place} has no tensor {name!r} that can be read: {error}") from error
 
     def dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = self.saved_tensors[name].properties.dtype
-        return dtype
+        return self.saved_tensors[name].properties.dtype
 
     def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
         """Read into the tensors of ``chunks``, and return the plain values of these names.
@@ -88,15 +87,23 @@ class SavedCheckpoint:
 
         with own_page().during(Phase.RESTORING):
             try:
-                self._reader.read(self._items(chunks), target)
+                items, lacking = self._items(chunks)
+                if self._reader.complete(lacks=bool(lacking)):
+                    items, lacking = self._items(chunks)
+                if lacking:
+                    raise MismatchError(f"{self.place} does not hold all of the tensor {lacking!r}")
+                self._reader.read(items, target)
                 return {name: self._value(name) for name in values}
             except (RuntimeFailure, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a damaged or a stranger's file can cause in torch
                 raise checkpoint_error(f"cannot read {self.place}: {error or type(error).__name__}", error) from error
 
-    def _items(self, chunks: Sequence[Chunk]) -> list[ReadItem]:
-        """What is read for ``chunks``, also where the checkpoint has cut the tensors into other chunks."""
+    def _items(self, chunks: Sequence[Chunk]) -> tuple[list[ReadItem], str]:
+        """What is read for ``chunks``, also where the checkpoint has cut the tensors into other chunks.
+
+        And the name of a tensor of which the metadata does not have all; empty: there is none.
+        """
         wanted: dict[str, list[ChunkStorageMetadata]] = {}
         for chunk in chunks:
             shape = self.shape(chunk.name)
@@ -109,14 +116,16 @@ class SavedCheckpoint:
             box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
             wanted.setdefault(chunk.name, []).append(box)
         items: list[ReadItem] = []
+        lacking = ""
         for name, boxes in wanted.items():
             stored = self.saved_tensors[name]
-            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=stored.chunks or []), boxes)
-            # It is more where two ranks of another program have written the same chunk.
+            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}  # once each
+            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), boxes)
+            # It is more where chunks of another program overlap.
             if sum(part.lengths.numel() for part in parts) < sum(box.sizes.numel() for box in boxes):
-                raise MismatchError(f"{self.place} does not hold all of the tensor {name!r}")
+                lacking = lacking or name
             items += parts
-        return items
+        return items, lacking
 
     def _value(self, name: str) -> Any:
         """A plain value. Reading it runs no code of the file's."""

@@ -6,7 +6,6 @@ a checkpoint can be loaded at any world size from its shards alone.
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
 from abc import ABC, abstractmethod
@@ -45,6 +44,10 @@ class ChunkReader(ABC):
     @abstractmethod
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         """The saved tensor in which the item's box is, on the CPU."""
+
+    def complete(self, *, lacks: bool) -> bool:
+        """Have the metadata name all chunks, if this or another rank ``lacks`` some. Returns whether it names more."""
+        return False
 
     def read(self, items: Sequence[ReadItem], target: Target) -> None:
         """Copy the box of each item into the tensor that ``target`` returns for it."""
@@ -111,10 +114,17 @@ def entry_index(entry: Entry) -> MetadataIndex:
 
 def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any = None) -> Metadata:
     """The metadata of the checkpoint whose shards have these entries."""
-    tensors: dict[str, Any] = {}
-    paths = {}
-    for entry in itertools.chain.from_iterable(shards):
-        paths[entry.name] = entry.path
+    metadata = Metadata({}, planner_data={}, storage_data=storage_data)
+    for entries in shards:
+        add_entries(metadata, entries)
+    return metadata
+
+
+def add_entries(metadata: Metadata, entries: Iterable[Entry]) -> None:
+    """Add entries of a shard to the metadata of its checkpoint."""
+    tensors: dict[str, Any] = metadata.state_dict_metadata
+    for entry in entries:
+        metadata.planner_data[entry.name] = entry.path
         if entry.dtype is None:
             tensors[entry.name] = BytesStorageMetadata()
             continue
@@ -123,4 +133,3 @@ def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any = None) -
             tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
         chunk = ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
         tensors[entry.name].chunks.append(chunk)
-    return Metadata(tensors, planner_data=paths, storage_data=storage_data)

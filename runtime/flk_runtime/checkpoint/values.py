@@ -1,18 +1,22 @@
 """Values: a nested state as builtin values and tensors, from which it is made again as it was, without running code.
 
 Numbers, texts, lists, tuples and dictionaries stand for themselves. A tensor is a dictionary with the key `REFERENCE`.
-A value of another class is one with the key `VALUE`: its kind, the name of its class, and its content. NumPy's values
-and some classes of the standard library are such; objects of all other classes are refused.
+A value of another class is one with the key `VALUE`: its kind, the name of its class, and its content. NumPy's values,
+enumerations, dataclasses, named tuples, and some classes of the standard library are such. A class of the script is
+found by its name in a module that it has imported, and neither its constructor nor its __setstate__ is called.
 """
 
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import datetime
+import enum
 import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -59,7 +63,7 @@ def encode(value: Any, path: Path, take: TakeTensor) -> Any:
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The value of which `encode` has made ``value``; ``tensors`` are by the names of references.
 
-    Raises CheckpointError if it lacks a tensor or is damaged.
+    Raises CheckpointError if it needs a class that the script has not imported, lacks a tensor, or is damaged.
     """
     kind = type(value)
     if isinstance(value, Mapping):
@@ -123,7 +127,17 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
     if (numpy := sys.modules.get("numpy")) and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
         content = _encode_array(numpy.asarray(value), value, path, take)
         return "array" if kind is numpy.ndarray else "number", *content
-    raise _refusal(value, path)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _find(name) is not kind:
+        raise _refusal(value, path)
+    if isinstance(value, enum.Enum):  # combined flags have no name
+        return "member", name, value.value if isinstance(value, enum.Flag) else value.name
+    items = list(value) if isinstance(value, tuple) and hasattr(kind, "_fields") else None
+    try:
+        _new(kind, items)
+    except (MismatchError, TypeError) as error:
+        raise _refusal(value, path) from error
+    return "object", name, (_encode(items, path, take), _encode(_attributes(value), path, take))
 
 
 def _reduced(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
@@ -155,14 +169,29 @@ def _encode_array(array: Any, value: Any, path: Path, take: TakeTensor) -> tuple
     return dtype, (array.shape, take(torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8), path))
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object: those in its __dict__, and those in slots."""
+    slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    return {**{slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}, **getattr(value, "__dict__", {})}
+
+
 def _refusal(value: Any, path: Path) -> MismatchError:
     kind = type(value)
     return MismatchError(
         f"cannot save {name_of(path)!r}: it is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot "
-        "hold; a state may hold tensors, NumPy's arrays and numbers, texts, dates, paths, tuples, lists, sets and "
-        "dictionaries: have state_dict return these, such as str(value) or dataclasses.asdict(value), and make the "
-        "object of them in load_state_dict"
+        "hold; a state may hold tensors, NumPy's arrays and numbers, texts, dates, paths, lists, dictionaries, and "
+        "dataclasses, named tuples and enumerations whose class stands at the top of a module: have state_dict return "
+        "these, such as str(value), and make the object of them in load_state_dict"
     )
+
+
+def _find(name: str) -> type | None:
+    """The class of a name, in a module that is imported. A module's own __getattr__ is not asked."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = vars(found).get(part) if isinstance(found, type | ModuleType) else None
+    return found if isinstance(found, type) else None
 
 
 def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -181,7 +210,17 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return _CLASSES[name]
     if kind == "call":
         return _call(_CLASSES[name], content, tensors)
-    raise MismatchError(f"it has a value of the kind {kind!r}, which this flk does not know")
+    if (found := _find(name)) is None:
+        raise MismatchError(f"no imported module has the class {name.replace(':', '.')}")
+    if kind == "member" and issubclass(found, enum.Enum):
+        return found(content) if issubclass(found, enum.Flag) else found.__members__[content]
+    if kind == "object":
+        items, attributes = content
+        made = _new(found, decode(items, tensors))
+        for key, value in decode(attributes, tensors).items():
+            object.__setattr__(made, key, value)
+        return made
+    raise MismatchError(f"{name} is no {kind}")
 
 
 def _decode_array(dtype: str, shape: Any, data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -202,3 +241,12 @@ def _call(kind: Any, parts: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     for key, value in pairs:
         made[decode(key, tensors)] = decode(value, tensors)
     return made
+
+
+def _new(kind: Any, items: Any) -> Any:
+    """An empty object of a dataclass, or a named tuple of these items. No code of the class runs."""
+    if items is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, items)
+    if not dataclasses.is_dataclass(kind):
+        raise MismatchError(f"{kind.__qualname__} is no dataclass and no named tuple")
+    return object.__new__(kind)  # type: ignore[arg-type]

@@ -41,7 +41,6 @@ from flk_runtime.system.pytree import map_leaves
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
-_LATER = "if the script adds it later, give it to the optimizer before parallelize, frozen until then"
 # Values that are saved as tensors of shape (), by their types.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, type(None): torch.uint8}
 # What is made of a tensor whose path ends with this name.
@@ -367,19 +366,22 @@ def check_groups(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]
     """
     if len(own) != len(saved):
         raise ValueError(f"it has {len(saved)} groups of parameters, and the optimizer {len(own)}")
-    places = {name: number for number, group in enumerate(saved) for name in group["params"]}
-    numbers = {name: number for number, names in enumerate(own) for name in names}
-    names = numbers.keys() & places.keys() if of_parts else {**numbers, **places}
+    places = {name: f"group {number}" for number, group in enumerate(saved) for name in group["params"]}
+    here = {name: f"group {number}" for number, names in enumerate(own) for name in names}
+    names = [name for name in here if name in places] if of_parts else {**here, **places}
     for name in names:
-        if places.get(name) != numbers.get(name):
+        if places.get(name) != _get(here, name):
             raise ValueError(
-                f"the optimizer has {name!r} in group {numbers.get(name)}, and the checkpoint in group "
-                f"{places.get(name)}: keep the groups and their parameters; {_LATER}"
+                f"the optimizer has {name!r} in {here[name]}, and the checkpoint in {places.get(name, 'no group')}: "
+                "keep the groups and their parameters"
             )
-    return of_parts or list(places) == list(numbers)
+    return of_parts or list(places) == list(here)
 
 
 def _get(found: Mapping[str, Any], name: str) -> Any:
     if name not in found:
-        raise ValueError(f"unexpected state of {name!r}: the optimizer has no such parameter; {_LATER}")
+        raise ValueError(
+            f"unexpected state of {name!r}: the optimizer has no such parameter; if the script adds it later, give it "
+            "to the optimizer before parallelize, frozen until then"
+        )
     return found[name]

@@ -48,16 +48,7 @@ class Weights:
             str(key).replace(_COMPILED, ""): name for name, key in names if self._checkpoint.shape(name) is not None
         }
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; None if there is none of this name."""
-        stored = self._stored.get(name.partition(".")[2])
-        return self._checkpoint.shape(stored) if stored else None
-
-    def empty(self, name: str) -> torch.Tensor:
-        """A new tensor of the shape and dtype of a tensor, on the CPU."""
-        return self._checkpoint.empty(self._stored[name.partition(".")[2]])
-
-    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+    def read(self, chunks: Sequence[Chunk]) -> None:
         """Read into the tensors of ``chunks``, whose paths are ``(object, name)``. Raises CheckpointError."""
         tied: dict[Any, list[Chunk]] = {}
         for chunk in chunks:
@@ -69,7 +60,6 @@ class Weights:
         self._checkpoint.read(
             [group[name]._replace(path=(self._stored[name],)) for name, group in zip(names, groups, strict=True)]
         )
-        return {}
 
     def _leave_beginning_out(self, groups: Sequence[Collection[str]]) -> None:
         """Leave out the beginning that all names have in common, if it takes that to have a model's names.

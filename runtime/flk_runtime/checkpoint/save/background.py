@@ -25,7 +25,7 @@ class BackgroundWriter:
         self._on_written = on_written
         self._thread: threading.Thread | None = None
         self._awaited = threading.Event()  # whether a caller waits for the write
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @property
     def is_writing(self) -> bool:
@@ -50,7 +50,7 @@ class BackgroundWriter:
         self._awaited.set()
         self._write(*arguments)
 
-    def join(self) -> Exception | None:
+    def join(self) -> BaseException | None:
         """Wait until the latest write has ended. Returns the error that prevented it, else None."""
         if self._thread is not None:
             self._awaited.set()
@@ -65,5 +65,7 @@ class BackgroundWriter:
         try:
             self.writer.write(header, [(header.rank, shard)], at_end=at_end)
             self._on_written(header.step)
-        except Exception as error:
+        except BaseException as error:  # such as a panic in the library of S3, which is written in Rust
+            if self._thread is None and not isinstance(error, Exception):
+                raise  # the script's handler of a signal has raised it
             self._error = error

@@ -203,13 +203,13 @@ class Saver:
         if self.held:
             self.held.memory.restored()
 
-    def _join(self) -> Exception | None:
+    def _join(self) -> BaseException | None:
         return self.storage.join() if self.storage else None
 
     def _loss(self) -> str:
         return self.held.loss() if self.held else ""
 
-    def _pass(self, error: Exception | None) -> None:
+    def _pass(self, error: BaseException | None) -> None:
         """Go on after a write that failed with ``error``, if training may. Else raise it."""
         if error is None:
             return
@@ -229,7 +229,7 @@ class Saver:
         if not self._separate or step > self._announced:
             self._on_saved(step)
 
-    def _passes(self, error: Exception) -> bool:
+    def _passes(self, error: BaseException) -> bool:
         kept = self._separate and self.held is not None  # it is in memory, whatever happens to storage
         passing = kept or self.storage is None or self.storage.writer.destination.passing_errors
         return passing and isinstance(error, CheckpointError)

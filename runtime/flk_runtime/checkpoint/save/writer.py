@@ -144,9 +144,11 @@ class StorageWriter:
         if failure is not None:
             self.destination.discard(header.step)
             return {**failure, "error": f"cannot write the checkpoint {place}: {failure['error']}"}
+        self.destination.damaged.discard(header.step)
         try:
-            until_now = sorted(step for step in self.destination.steps() if step <= header.step)
-            for step in until_now[: -self._keep]:
+            until_now = {step for step in self.destination.steps() if step <= header.step}
+            whole = until_now - self.destination.damaged
+            for step in sorted(until_now.difference(sorted(whole)[-self._keep :])):
                 self.destination.remove(step)
         except OSError:
             pass  # the next save tries again

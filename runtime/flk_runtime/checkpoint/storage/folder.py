@@ -40,6 +40,8 @@ class FolderDestination:
         self.folder = path
         self.place = str(path)
         self.token = ""
+        self.damaged: set[int] = set()
+        """Steps of checkpoints that were found damaged: not among those that stay when others are saved."""
 
     def prepare(self) -> None:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""

@@ -76,7 +76,7 @@ def _look_for(mark: Path) -> _Problem:
 def find_newest(destination: Destination, warn: Callable[[str], None], step: int | None = None) -> Manifest | None:
     """The manifest of the newest whole checkpoint, or of that after ``step``; None if there is none. Collective.
 
-    A damaged one is reported by a call of ``warn`` on rank 0, and stays until a save takes its place. Raises
+    A damaged one is reported by a call of ``warn`` on rank 0, and stays until a save of its step or a later one. Raises
     CheckpointError on all ranks if the storage cannot be read, since an older checkpoint would hide that, or if a newer
     flk wrote it.
     """
@@ -86,6 +86,7 @@ def find_newest(destination: Destination, warn: Callable[[str], None], step: int
         problem = found if isinstance(found, str) else _agree(_verify(destination, found))
         if isinstance(found, Manifest) and not problem:
             return found
+        destination.damaged.add(number)
         if process_group.rank() == 0:
             warn(f"skipping the damaged checkpoint {destination.locate(number)}: {problem}")
     return None

@@ -64,6 +64,8 @@ class S3Destination:
             raise MismatchError(f"{address} names no bucket: expected s3://BUCKET/PREFIX")
         self.place = address.rstrip("/")
         self.token = ""
+        self.damaged: set[int] = set()
+        """Steps of checkpoints that were found damaged: not among those that stay when others are saved."""
         self._suffix = ""  # of the names of the latest save's objects
         self._client = obstore
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""

@@ -21,9 +21,30 @@ from flk_runtime.checkpoint.values import decode, references
 from flk_runtime.errors import MismatchError
 from tests.support.saved import read_back
 
+Point = namedtuple("Point", "x y")
+
 
 class Phase(enum.Enum):
+    WARM = bytearray(b"not hashable")
     FULL = 2
+
+
+class Count(enum.IntEnum):
+    ONE = 1
+
+
+class Pairs(enum.Flag):
+    A = 1
+    B = 2
+
+
+class Bits(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Text(str, enum.Enum):
+    A = "a"
 
 
 class Numbers(list[int]):
@@ -33,15 +54,30 @@ class Numbers(list[int]):
 @dataclasses.dataclass
 class Best:
     step: int
+    weights: Any = None
+
+    def __post_init__(self) -> None:
+        assert self.step > 0
+
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError("it is called")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slotted:
+    __slots__ = ("value",)
+    value: Any
 
 
 VALUES = [
     1, 10**40, 0.1, float("inf"), 1 + 2j, True, None, "ü\0", torch.float16,
     b"\0\xff", b"", {b"": b"a"}, bytearray(b"ab"),
     (1, (2,)), [1, [2.5, None]], {1, 2}, frozenset({"a"}), range(1, 9, 3), slice(1, None, 2),
-    {1: "a", (1, 2): "b", b"c": "c", None: "d"}, {"flk.tensor": "x"}, {"flk.value": 3, "a": 1},
+    {1: "a", (1, 2): "b", Phase.FULL: "c", None: "d"}, {"flk.tensor": "x"}, {"flk.value": 3, "a": 1},
     deque([1, [2]], maxlen=3), defaultdict(list, a=[1]), defaultdict(None, a=1), Counter("abca"),
-    OrderedDict(b=1, a=2), pathlib.PosixPath("/x/y"),
+    OrderedDict(b=1, a=2), Point(1, torch.ones(2)), Best(3, [torch.zeros(2)]), Slotted([1]),
+    Phase.WARM, Phase.FULL, Count.ONE, Text.A, Pairs.A, Pairs.A | Pairs.B, Pairs(0), Bits.A | Bits.B,
+    pathlib.PosixPath("/x/y"),
     datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.timezone.utc), datetime.date(2026, 1, 2), datetime.timedelta(1, 2),
     datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2), "X")), datetime.time(1, 2),
     datetime.datetime(2026, 1, 2, fold=1), datetime.time(1, 2, fold=1), pathlib.PureWindowsPath("c:/x"),
@@ -74,6 +110,8 @@ def same(first: Any, second: Any) -> bool:
         return first.maxlen == second.maxlen and same(list(first), list(second))
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, Best):
+        return same(vars(first), vars(second))
     return bool(first == second) and getattr(first, "fold", 0) == getattr(second, "fold", 0)
 
 
@@ -87,14 +125,34 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert same(decode(read_back(encode_whole({"v": value}, ("extra",))), {}), {"v": value})
 
 
+@dataclasses.dataclass
+class Loop:
+    itself: Any = None
+
+
 def make_loop() -> Any:
-    made: list[Any] = []
-    made.append(made)
+    made = Loop()
+    made.itself = made
     return made
 
 
 class Foreign:
     """A class of no kind that is known."""
+
+
+def local_class() -> Any:
+    @dataclasses.dataclass
+    class Inner:
+        x: int = 1
+
+    return Inner()
+
+
+def local_flag() -> Any:
+    class Inner(enum.Flag):
+        A = 1
+
+    return Inner.A
 
 
 @pytest.mark.parametrize(
@@ -105,9 +163,9 @@ class Foreign:
         (Foreign, "'extra.best.0': it is a builtins.type"),
         (np.array([{}]), "'extra.best.0': it is a numpy.ndarray"),
         (torch.Generator(), "'extra.best.0': it is a torch._C.Generator"),
-        (Best(1), "'extra.best.0': it is a .*Best, .* or dataclasses.asdict"),
-        (namedtuple("Point", "x")(1), "'extra.best.0': it is a .*Point"),  # type: ignore[call-arg]
-        (Phase.FULL, "'extra.best.0': it is a .*Phase"),
+        (local_class(), "'extra.best.0': it is a .*<locals>.Inner"),
+        (local_flag(), "'extra.best.0': it is a .*<locals>.Inner"),
+        (Best(1, Foreign()), "'extra.best.0.weights': it is a .*Foreign"),
         (defaultdict(lambda: 1), "'extra.best.0': it is a defaultdict of <lambda>, .*: use a builtin class"),
         (Numbers(), "'extra.best.0': it is a .*Numbers"),
         (uuid.UUID(int=7), "'extra.best.0': it is a uuid.UUID, .* have state_dict return these, such as str"),
@@ -131,9 +189,16 @@ def test_what_cannot_come_back_is_refused_with_its_key_and_class(value: Any, wor
 @pytest.mark.parametrize(
     ("encoded", "words"),
     [
-        (("object", "subprocess:Popen", (None, {})), "a value of the kind 'object', which this flk does not know"),
+        (("object", "subprocess:Popen", (None, {})), "Popen is no dataclass and no named tuple"),
+        (("object", "builtins:tuple", ([], {})), "tuple is no dataclass"),
+        (("member", "builtins:int", "real"), "builtins:int is no member"),
+        (
+            ("object", "no.such.module:Class", (None, {})),
+            "no imported module has the class no.such.module.C",
+        ),
+        (("object", "os:system", (None, {})), "no imported module has the class os.system"),
         (("call", "os:system", (("true",), {}, [], [])), "a value in it is damaged"),
-        (("call", "Counter"), "a value in it is damaged"),
+        (("object", "collections:Counter"), "a value in it is damaged"),
         ("three", "a value in it is damaged"),
     ],
 )

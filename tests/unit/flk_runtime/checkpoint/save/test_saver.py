@@ -201,12 +201,29 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert job.save(1)
     assert job.stored == [1]
+    monkeypatch.setattr(storage, "commit", Mock(side_effect=SystemExit(143)))  # of the script's handler of a signal
+    with pytest.raises(SystemExit):
+        job.save(2)
     storage.full = True
     job.save(2)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="No space left on device"):
         job.saver.wait()
     assert job.stored == [1]
+
+
+def test_a_panic_in_the_library_of_the_storage_is_no_stored_save(
+    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """As the libraries that are written in Rust raise it."""
+
+    monkeypatch.setattr(storage, "commit", Mock(side_effect=PanicException("unwrap of None")))
+    job = Job(tmp_path, storage)
+    job.save(1)
+    with pytest.raises(PanicException, match="unwrap"):
+        job.saver.wait()
+    assert job.stored == []
 
 
 def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_path: Path, storage: Storage) -> None:

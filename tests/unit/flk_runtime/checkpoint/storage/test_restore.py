@@ -6,9 +6,12 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from flk_runtime.checkpoint.save.writer import StorageWriter
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.manifest import (
     FORMAT,
@@ -19,6 +22,7 @@ from flk_runtime.checkpoint.storage.manifest import (
     step_name,
 )
 from flk_runtime.checkpoint.storage.restore import find_newest
+from flk_runtime.shared.shard_file import ShardHeader
 
 MANIFEST = Manifest(30, 2, {"__0_0.distcp": StoredFile(11, 22)}, {"job": "gpt", "torch": "2.13"})
 
@@ -104,4 +108,17 @@ def test_a_damaged_manifest_is_said_and_the_checkpoint_before_it_is_used(folder:
     assert found.step == 25
     assert "skipping the damaged checkpoint" in lines[0]
     assert "step-000000030: manifest.json has another checksum" in lines[0]
-    assert (folder / "step-000000030" / "__0_0.distcp").exists(), "it stays until a save takes its place"
+    assert (folder / "step-000000030" / "__0_0.distcp").exists(), "it stays until a later save"
+
+
+@pytest.mark.parametrize(("step", "left"), [(30, [25, 30]), (40, [25, 40]), (27, [25, 27, 30])])
+def test_a_damaged_checkpoint_does_not_count_among_those_that_stay(folder: Path, step: int, left: list[int]) -> None:
+    (folder / step_name(30) / "__0_0.distcp").write_bytes(b"y")
+    destination = FolderDestination(folder)
+    find_newest(destination, lambda text: None)
+    store: Any = dist.HashStore()
+    writer = StorageWriter(destination, 2, store, 0, 1, timeout=0.0)
+    writer.write(ShardHeader(step, 1, 0, (), {}), ())
+    assert destination.steps() == left
+    writer.write(ShardHeader(41, 1, 0, (), {}), ())
+    assert destination.steps() == [step, 41]
