@@ -99,7 +99,7 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
     saves = object.__new__(Saves)
     polls = iter((False, True, False, False))
     saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
-    saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
+    saves._context = MagicMock()
     saves._place = MagicMock()
     saves._keep, saves._store, saves.due = 10, None, 0
     found = []
@@ -183,7 +183,20 @@ def test_an_evaluation_before_the_first_step_draws_none_of_the_training() -> Non
 def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
     models, optimizer = object.__new__(Models), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     models._context, models._batches = MagicMock(closing=[]), MagicMock()
-    models._optimizers, models._frozen = {}, set()
+    models._optimizers, models._frozen, models._is_averaged = {}, set(), False
     models._hand_over(optimizer), models._hand_over(optimizer)
     optimizer.step()
     assert models._batches.passed.call_count == 1
+
+
+def test_a_parameter_that_a_later_model_has_frozen_is_not_trained_under_ddp() -> None:
+    models, model = object.__new__(Models), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    models._context, models._batches = MagicMock(closing=[]), MagicMock()
+    models._optimizers, models._frozen, models._is_averaged = {}, set(), True
+    models._hand_over(optimizer)
+    models._frozen.add(model.weight)
+    optimizer.step()
+    model(torch.ones(1)).backward()
+    with pytest.raises(SetupError, match=r"of shape \(1, 1\) of SGD was frozen in parallelize"):
+        optimizer.step()
