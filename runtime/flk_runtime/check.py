@@ -56,11 +56,11 @@ def main() -> int:
                 print(line, flush=True)
         process_group.leave(at_once=False)
     except RuntimeFailure as error:
-        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         if rank == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)
         else:  # launchers terminate all ranks when the first one ends, and rank 0 may still have to print
             time.sleep(_PRINTING)
+        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         return int(ExitCode.USAGE)
     return int(ExitCode.DONE)
 

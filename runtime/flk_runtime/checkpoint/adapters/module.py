@@ -78,7 +78,7 @@ class ModuleState(DistributedStateful):
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
     def held_alike(self) -> dict[str, torch.Tensor]:
-        """Trained parameters as `trains_alike` says, and the tensors of a module without any parameter, such as a metric.
+        """Trained parameters as `trains_alike` says, and the tensors of a module without parameters, such as a metric.
 
         A metric may sum up what each rank has seen.
         """
