@@ -70,7 +70,8 @@ def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
     first, second = said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"}))
     assert re.match(r"SetupError: rank 0 runs on node \S+, and does not reach its own store at the master's", first)
     assert "did not reach the master 203.0.113.1:" in second
-    assert "check that MASTER_ADDR" in second
+    assert "check that" in second
+    assert "MASTER_ADDR" in second
 
 
 @pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
