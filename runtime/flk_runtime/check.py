@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report
 
 MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
+_PRINTING = 2.0  # seconds that rank 0 has to print what all ranks have found
 
 
 def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
@@ -34,8 +34,6 @@ def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
 def main() -> int:
     """Run the check on this rank and return its exit code. Collective."""
     rank = None
-    # Launchers terminate all ranks when the first one ends. Rank 0 may then still have to print its error.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would hide the error
     try:
         from flk_runtime.discovery import discover
@@ -58,9 +56,11 @@ def main() -> int:
                 print(line, flush=True)
         process_group.leave(at_once=False)
     except RuntimeFailure as error:
-        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         if rank == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)
+        else:  # launchers terminate all ranks when the first one ends, and rank 0 may still have to print
+            time.sleep(_PRINTING)
+        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         return int(ExitCode.USAGE)
     return int(ExitCode.DONE)
 

@@ -213,7 +213,7 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
         is_missing = parameter.grad is None
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if isinstance(parameter, DTensor):
-            is_missing = process_group.all_true(is_missing)()
+            is_missing = process_group.all_true(is_missing)
         means.append(None if isinstance(parameter, DTensor) else _mean(gradient))
         value = whole(gradient)
         gradients.append(None if is_missing else value)

@@ -22,9 +22,9 @@ def go(strategy, act, optimizer=torch.optim.SGD, count=3, **options):
                 found.zero_grad()
                 loss = loss_of(model, share(run, data(6, 1)[step][0]))
                 loss.backward()
-                return run.mean(loss)
+                return loss  # of which the optimizer gets the mean
             loss = found.step(closure)
-            act(model, loss)
+            act(model, loss.item())
             run.step()
 
 def by_loss(mean, run, optimizer):
@@ -133,8 +133,8 @@ def test_a_checkpoint_of_ranks_that_differ_under_none_is_refused(ranks: Ranks, t
         + """
 def go(place, averages):
     with init("none", checkpoint=place) as run:
-        model, optimizer = build()
-        model, optimizer = run.parallelize(model, optimizer)
+        model, optimizer = build()  # the optimizer is not handed over
+        model = run.parallelize(model)
         for step in range(2):
             optimizer.zero_grad()
             loss_of(model, share(run, data(6, 1)[step][0])).backward()

@@ -67,10 +67,11 @@ def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
 
 def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
     """203.0.113.1 is nobody's, by RFC 5737; what is between decides whether that is refused or not answered."""
-    for line in said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"})):
-        assert "did not reach the master 203.0.113.1:" in line
-        assert "check that" in line
-        assert "MASTER_ADDR" in line
+    first, second = said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"}))
+    assert re.match(r"SetupError: rank 0 runs on node \S+, and does not reach its own store at the master's", first)
+    assert "did not reach the master 203.0.113.1:" in second
+    assert "check that" in second
+    assert "MASTER_ADDR" in second
 
 
 @pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
@@ -153,6 +154,8 @@ def of_nodes(nodes: list[int]) -> dict[int, dict[str, str]]:
 def test_hybrid_sharding_on_nodes_of_different_sizes_is_refused(ranks: Ranks) -> None:
     line = the_same(ranks(HYBRID, 4, {}, of_nodes([0, 0, 1, 2])))
     assert "ranks on this node (pass shard_size where nodes differ) is 2 on ranks 0-1, and 1 on ranks 2-3" in line
+    line = the_same(ranks(HYBRID, 4, {}, of_nodes([0, 1, 0, 1])))
+    assert "and here neighbouring ranks are on different nodes: number ranks node by node" in line
 
 
 # The script of a rank that fails once: what torchrun itself can't recover from is its own store, full of the dead

@@ -341,7 +341,7 @@ class CheckpointManager:
             pass
         except Exception as error:  # raised below: ranks without an error would wait for this one
             problem = error
-        if not process_group.all_true(held is not None)() or held is None:
+        if not process_group.all_true(held is not None) or held is None:
             if problem:
                 raise problem
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeGuard, TypeVar
@@ -50,14 +51,14 @@ class Setting(Variable[T]):
 
 
 def number(least: float = 0) -> Callable[[str], float]:
-    """Return a parser of numbers of seconds that are at least ``least``."""
+    """Return a parser of finite numbers of seconds that are at least ``least``."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             raise ValueError("expected a number of seconds") from None
-        if not value >= least:
+        if not least <= value < math.inf:
             raise ValueError(f"expected a number of seconds, {least:g} or more")
         return value
 

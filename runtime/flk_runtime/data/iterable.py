@@ -160,7 +160,7 @@ class IterableLoader(EpochLoader):
         if len(set(process_group.all_gather(mark))) == 1:
             return
         again = mark if self._is_iterator else self._reader.mark_again()
-        if process_group.all_true(again == mark)():
+        if process_group.all_true(again == mark):
             raise SetupError(
                 f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
                 "what the loader gives to others: give all ranks the same elements in the same order, or read a "

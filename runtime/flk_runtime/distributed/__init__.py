@@ -17,7 +17,7 @@ from flk_runtime.distributed.consistency import (
     parameters_in,
 )
 from flk_runtime.distributed.main_process import main_process_first
-from flk_runtime.distributed.process_group import comm_device
+from flk_runtime.distributed.process_group import comm_device, mean_loss
 
 __all__ = [
     "all_reduce",
@@ -28,6 +28,7 @@ __all__ = [
     "first_far",
     "has_fsdp1",
     "main_process_first",
+    "mean_loss",
     "parameters_in",
     "synchronize",
 ]

@@ -72,10 +72,9 @@ def sums(*values: int) -> Callable[[], list[int]]:
     return wait
 
 
-def all_true(flag: bool) -> Callable[[], bool]:
-    """Start to ask whether ``flag`` is true on all ranks; the returned function waits for the answer. Collective."""
-    answer = sums(int(flag))
-    return lambda: answer() == [world_size()]
+def all_true(flag: bool) -> bool:
+    """Whether ``flag`` is true on all ranks. Collective."""
+    return sums(int(flag))() == [world_size()]
 
 
 def maximum(*values: int) -> list[int]:
@@ -119,6 +118,19 @@ def mean(value: Numbers, weight: Numbers) -> float:
     sums = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])
+
+
+def mean_loss(closure: Callable[[], Any]) -> Any:
+    """What ``closure`` returns, with the mean over the ranks in the place of a loss's value. Collective."""
+    loss = closure()
+    if not isinstance(loss, (float, torch.Tensor)):
+        return loss
+    value = mean(loss, 1.0)
+    if isinstance(loss, float):
+        return value
+    loss = loss.clone()  # with the gradients of this rank's loss
+    loss.data.fill_(value)
+    return loss
 
 
 def _flat(numbers: Numbers) -> torch.Tensor:

@@ -156,10 +156,11 @@ class Meter:
     def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Copy the `skeleton` of a model that is about to be wrapped, and record its calls in the first step.
 
-        ``dtype`` is the strategy's compute dtype, if any.
+        ``dtype`` is the strategy's compute dtype, if any. A frozen model, such as a reference, is left out.
         """
         dtype = dtype or dtype_of(model)
-        if self._is_off or dtype is None:
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if self._is_off or dtype is None or not is_trained:
             return
         if self._dtype is not None:
             self._give_up("it is measured for a single model, and the run has several")

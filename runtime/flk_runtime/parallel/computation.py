@@ -49,15 +49,21 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
     module.compile(**options)
 
 
-def check_recomputed(modules: Iterable[nn.Module]) -> None:
-    """Raise SetupError if a recomputation of ``modules`` would update the statistics of their batch norms twice."""
+def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:
+    """Raise SetupError if the statistics of batch norms in ``modules``, which are recomputed, would be updated twice.
+
+    ``given``: as for `compile_module`, or False. The compiler traces the updates of buffers and makes them once, but
+    for the backend eager.
+    """
+    if given and _options(given).get("backend") != "eager":
+        return
     for layer in (child for module in modules for child in module.modules()):
         # A model may be in evaluation mode yet, as those of Transformers are at first. A layer that is frozen stays so.
         may_train = layer.training or any(parameter.requires_grad for parameter in layer.parameters())
         if is_batch_norm(layer) and may_train and getattr(layer, "track_running_stats", False):
             raise SetupError(
-                f"recompute= would update the statistics of a {type(layer).__name__} twice in each step: leave this "
-                "block out of blocks="
+                f"recompute= would update the statistics of a {type(layer).__name__} twice in each step: use "
+                "compile=True or compile='aot_eager', or do not recompute this block"
             )
 
 

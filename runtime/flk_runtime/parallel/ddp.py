@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flk_runtime.distributed import synchronize
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system.torch_private import assign_buckets
 
@@ -34,6 +35,18 @@ class DDPModel(ParallelModel):
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        return dist.group.WORLD
+
+
+class FrozenModel(ParallelModel):
+    """A model that is not trained, such as a reference model: DDP does not wrap it, since it averages nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Send rank 0's parameters and buffers to all ranks. Collective."""
+        super().__init__(model)
+        synchronize(model)
 
     def replicas(self) -> dist.ProcessGroup | None:
         return dist.group.WORLD

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from flk_runtime.contract import user_env
 from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
-from flk_runtime.distributed import synchronize
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
@@ -90,10 +89,12 @@ def parallelize(
     blocks = find_blocks(model, options.blocks)
     if cause:
         check_shardable(model, cause)
+    if not isinstance(options.recompute, bool):
+        raise SetupError(f"recompute={options.recompute!r}: expected True or False, for the blocks that blocks= names")
     recomputed = blocks if options.recompute else []
     if options.recompute and not blocks:
         raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
-    check_recomputed(recomputed)
+    check_recomputed(recomputed, options.compile)
 
     def apply() -> ParallelModel:
         for each in recomputed:
@@ -129,10 +130,10 @@ def _parallelize(
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
         if strategy == "none" or (world_size == 1 and setting(user_env.STANDS_FOR) == 1):
             return ParallelModel(model)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return ParallelModel(synchronize(model))  # DDP does not wrap it, since it averages nothing
         from flk_runtime.parallel import ddp
 
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return ddp.FrozenModel(model)
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2
 

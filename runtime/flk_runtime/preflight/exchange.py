@@ -88,11 +88,11 @@ def _follow(store: Any, own: RankReport, timeout: float, deadline: float) -> int
             )
         # Rank 0 may have joined last; then its time is not over yet.
         if not _wait(store, "result", timeout + _LINGER):
-            raise RuntimeError("it sent no result")
+            raise RuntimeError(f"none within {timeout + _LINGER:g} s")
         faults, may_pass, compared = json.loads(store.get("result"))
     except RuntimeError as error:
         raise RendezvousError(
-            f"{me}: rank 0 ended during the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
+            f"{me}: rank 0 gave no result of the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
         ) from error
     _raise(store, faults, may_pass, compared)
     return int(compared)

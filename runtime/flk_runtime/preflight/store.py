@@ -6,6 +6,7 @@ where another program listens at its port. Here each step is tried on its own.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -23,6 +24,7 @@ from flk_runtime.preflight.report import node_name
 from flk_runtime.system import host
 
 _ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port
+_OWN_STORE = 10.0  # seconds in which rank 0 reaches its own store, once the master's name resolves
 _RETRY_PORT = 3.0  # seconds that a port in use may take to become free: an earlier attempt's rank 0 may be ending
 _POLL = 0.05  # seconds
 
@@ -63,13 +65,16 @@ def own_address() -> str:
         source = host.source_address(outside)
         if source:
             return source
-    return str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
+    with contextlib.suppress(OSError):
+        return str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
+    return "127.0.0.1"
 
 
 def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
     """Serve the store on rank 0, which connects to it as the other ranks do: they must find it at ``address``.
 
-    Raises SetupError where the port is in use, and RendezvousError as `connect` does.
+    Raises SetupError where the port is in use or the address is another node's, and RendezvousError where its name does
+    not resolve.
     """
     retry_until = min(deadline, time.monotonic() + _RETRY_PORT)
     server: Any = None
@@ -84,7 +89,16 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
                     "this process a rank of its own if another one is rank 0"
                 ) from error
             time.sleep(_POLL)
-    client = connect(info, address, port, deadline)
+    try:
+        client = connect(info, address, port, min(deadline, time.monotonic() + _OWN_STORE))
+    except RendezvousError as error:
+        if not isinstance(error.__cause__, socket.gaierror):
+            raise SetupError(
+                f"rank 0 runs on node {node_name()}, and does not reach its own store at the master's address "
+                f"{address}:{port} ({error.__cause__}): set MASTER_ADDR to an address of rank 0's node, such as "
+                f"{own_address()}, or start rank 0 on {address}"
+            ) from error
+        client = connect(info, address, port, deadline)  # the name of a new pod is not known at once
     nonce = f"flk/{uuid.uuid4().hex}"
     server.add(nonce, 1)  # unlike set, it returns when the store has it
     # The address may lead to another rank 0: join that one, and the preflight will report both.

@@ -27,22 +27,22 @@ def select(
     ``gpus`` is the number of GPUs that this process sees, by default torch's. A launcher may show each process a single
     GPU of its own (Slurm's --gpus-per-task), which is cuda:0 for every local rank.
 
-    Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
-    use none.
+    Raises SetupError if there are fewer GPUs than processes, or if torch can use none and one is ``requested``, or the
+    pod has requested some (FLK_GPUS).
     """
     device = torch.device("cuda" if requested is None else requested)
-    if device.type != "cuda" or device.index is not None:
+    if device.type != "cuda":
         return device
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus == 0 and requested is None:
-        requested_gpus = pod_env.GPUS.read(environ)
-        if requested_gpus:
-            raise SetupError(
-                f"{plural(requested_gpus, 'GPU')} for each pod, but {_why_unusable()}; to train on the "
-                "CPU, pass device='cpu'"
-            )
-        return torch.device("cpu")
+    if gpus == 0:
+        in_pod = pod_env.GPUS.read(environ)
+        if requested is None and not in_pod:
+            return torch.device("cpu")
+        what = f"{plural(in_pod, 'GPU')} for each pod" if in_pod else f"device='{requested}'"
+        raise SetupError(f"{what}, but {_why_unusable()}; to train on the CPU, pass device='cpu'")
+    if device.index is not None:
+        return device
     variable, visible = host.visible_devices(environ)
     if gpus == 1 and visible:
         return torch.device("cuda", 0)  # the only device that the launcher has shown to this process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, cast
@@ -19,7 +20,7 @@ from flk_runtime.checkpoint import (
     placed,
     stateful_of,
 )
-from flk_runtime.distributed import parameters_in
+from flk_runtime.distributed import has_fsdp1, mean_loss, parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
@@ -85,6 +86,7 @@ class Models:
             )
         )
         self._models[name] = parallel
+        parallel.state.trains_alike = context.options.strategy == "none" and not has_fsdp1(parallel.module)
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
             self._frozen |= {parameter for parameter in parallel.parameters().values() if not parameter.requires_grad}
         for optimizer in optimizers:
@@ -206,29 +208,44 @@ class Models:
         if known:
             return
         hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
-        if self._frozen:
-            hooks.append(optimizer.register_step_pre_hook(self._refuse_frozen))
+        if self._is_averaged:
+            hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._context.closing.extend(hook.remove for hook in hooks)
 
-    def _refuse_frozen(self, optimizer: Optimizer, *_: Any) -> None:
-        """Refuse gradients that the strategy does not average."""
-        for parameter in parameters_in(optimizer):
-            if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
-                raise SetupError(
-                    f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
-                    "parallelize, so its gradient is not averaged and each rank would train its own: freeze "
-                    "parameters after parallelize"
-                )
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Refuse gradients that the strategy does not average, and have closures return the mean loss."""
+        if self._frozen:
+            for parameter in parameters_in(optimizer):
+                if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
+                    raise SetupError(
+                        f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
+                        "parallelize, so its gradient is not averaged and each rank would train its own: give "
+                        "parallelize what is trained later unfrozen, and freeze it afterwards"
+                    )
+        if not (args[1:] or kwargs):
+            return None
+        return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
 
     def _compare(self, name: str, options: ParallelOptions) -> None:
-        """Compare the options of `parallelize` across ranks, and the ranks of a node where they are a shard group."""
+        """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""
         strategy, info = self._context.options.strategy, self._context.rank_info
         per_node = STRATEGIES[strategy].replicates and options.shard_size is None
         nodes = {"ranks on this node (pass shard_size where nodes differ)": info.local_world_size} if per_node else {}
         compare_options(f"parallelize of {name}", vars(options) | nodes)
+        in_order = self._context.rank // info.local_world_size == info.node_rank
+        if per_node and not process_group.all_true(in_order):
+            raise SetupError(
+                f"strategy {strategy} shards a model over the ranks of a node, and here neighbouring ranks are on "
+                "different nodes: number ranks node by node (srun -m block, mpirun --map-by slot), or pass shard_size"
+            )
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(optimizer).__name__}")
+
+
+def _agreed(argument: Any) -> Any:
+    """An argument of a step; of a closure, one that returns the mean loss, by which LBFGS decides on further calls."""
+    return functools.partial(mean_loss, argument) if callable(argument) else argument

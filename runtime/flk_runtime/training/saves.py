@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 
 import torch
 
@@ -64,7 +63,6 @@ class Saves:
         given.trainings += 1
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
-        self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
         self._keep = options.save_every
         self._store = options.store_every if self.manager.has_storage else None
         self.note_beginning(self.manager.steps, self.manager.source)
@@ -86,9 +84,7 @@ class Saves:
             if wait:
                 self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
             return
-        with self._context.page.during(Phase.SAVING):  # the check before it too
-            if self.before_save:
-                self.before_save()
+        with self._context.page.during(Phase.SAVING):
             self.manager.save(steps)
             self._place.saved_by = "training"
             self.due = 0

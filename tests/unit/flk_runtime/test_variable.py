@@ -47,6 +47,7 @@ def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:
     [
         (user_env.LEASE, "0.4", "expected a number of seconds, 0.5 or more"),
         (user_env.LEASE, "nan", "expected a number of seconds, 0.5 or more"),
+        (user_env.PREFLIGHT_TIMEOUT, "inf", "expected a number of seconds, 0 or more"),
         (user_env.SLOW_WINDOW, "x", "expected a number of seconds"),
         (user_env.SEED, str(1 << 63), "expected an integer, 0 or more"),
         (user_env.SAVE_EVERY, "1e3", "expected a number of steps from 0 to 2147483647"),

@@ -36,6 +36,8 @@ class ModuleState(DistributedStateful):
         self._cache = ChunkCache()
         buffers = {user_name(module, name): each for name, each in module.named_buffers() if not is_lazy(each)}
         self._shapes = {name: each.shape for name, each in buffers.items()}
+        self.trains_alike = False
+        """Whether nothing but the script keeps whole parameters alike on all ranks, so that a save compares them."""
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         return thing is self._module
@@ -76,7 +78,14 @@ class ModuleState(DistributedStateful):
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
     def held_alike(self) -> dict[str, torch.Tensor]:
-        """The tensors of a module without parameters, such as a metric. It may sum up what each rank has seen."""
+        """Trained parameters as `trains_alike` says, and the tensors of a module without parameters, such as a metric.
+
+        A metric may sum up what each rank has seen.
+        """
+        if self.trains_alike:
+            whole = {id(each): (name, each) for name, each in parameters_of(self._module).items()}
+            trained = (pair for pair in whole.values() if pair[1].requires_grad and not is_sharded(pair[1]))
+            return {repr(name): each.detach() for name, each in trained}
         if isinstance(self._module, Parts) or any(True for _ in self._module.parameters()):
             return {}
         found = {

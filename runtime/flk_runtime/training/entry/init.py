@@ -54,7 +54,8 @@ def init(
       none are written.
     - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end.
     - ``store_every``: steps between two checkpoints in storage, where the memory of the pods keeps those of
-      ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end.
+      ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end. It has no effect
+      without storage.
     - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
     - ``log_every``: steps between two lines of metrics; 0: none.
     - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,

@@ -85,10 +85,12 @@ def _beside(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) ->
 
 
 def _text(value: Any) -> str:
-    """A hyperparameter as text; of values that are no numbers, texts, tuples or lists only the type."""
+    """A hyperparameter as text; of values that are no numbers, texts, or tuples and lists of these only the type."""
     if isinstance(value, torch.Tensor):
         return repr(value.detach().double().tolist()) if value.numel() == 1 else f"a tensor {tuple(value.shape)}"
-    return repr(value) if isinstance(value, (int, float, str, tuple, list, type(None))) else type(value).__name__
+    if isinstance(value, (tuple, list)):
+        return repr([_text(item) for item in value])
+    return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
 
 def _compare_parameters(model: ParallelModel) -> None:

@@ -53,7 +53,7 @@ def test_a_rank_whose_state_cannot_be_read_answers_the_others_before_it_raises(m
 
     def all_true(flag: bool) -> Any:
         answers.append(flag)
-        return lambda: False
+        return False
 
     monkeypatch.setattr(process_group, "world_size", lambda: 2)
     monkeypatch.setattr(process_group, "all_true", all_true)

@@ -505,7 +505,7 @@ class World:
         self._mark = next(iter(ShareReader(elements, 1, 2, 4, drop_last=False)))[1]
         monkeypatch.setattr(iterable.process_group, "sums", self._add)
         monkeypatch.setattr(iterable.process_group, "world_size", lambda: 2)
-        monkeypatch.setattr(iterable.process_group, "all_true", lambda flag: lambda: flag)
+        monkeypatch.setattr(iterable.process_group, "all_true", lambda flag: flag)
         monkeypatch.setattr(iterable.process_group, "all_gather", lambda mark: [mark, self._mark])
 
     def _add(self, ranks: int, samples: int) -> Any:

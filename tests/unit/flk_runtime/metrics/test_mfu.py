@@ -239,6 +239,8 @@ def test_an_unknown_gpu_is_named_once(clock: Clock, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("known")
 def test_a_run_with_several_models_has_none() -> None:
     measured = meter(nn.Linear(4, 4), said := [])
+    measured.watch(nn.Linear(4, 4).requires_grad_(False))
+    assert said == []  # one is trained
     measured.watch(nn.Linear(4, 4))
     assert said == ["no mfu: it is measured for a single model, and the run has several"]
     measured.begin()

@@ -63,7 +63,11 @@ def test_a_forward_of_its_own_is_refused() -> None:
 
 def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> None:
     block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    for training in (True, False):  # it may train later
-        with pytest.raises(SetupError, match=r"statistics of a BatchNorm1d twice"):
-            check_recomputed([block.train(training)])
-    check_recomputed([block.requires_grad_(False)])  # it stays as it is
+    for given in (False, "eager", {"backend": "eager", "fullgraph": True}):
+        with pytest.raises(SetupError, match=r"statistics of a BatchNorm1d twice .* compile='aot_eager'"):
+            check_recomputed([block], given)
+    check_recomputed([block], "aot_eager")
+    check_recomputed([block], True)
+    with pytest.raises(SetupError):
+        check_recomputed([block.eval()], False)  # it may train later
+    check_recomputed([block.requires_grad_(False)], False)  # it stays as it is

@@ -49,3 +49,8 @@ def test_unused_parameters_of_shards_are_refused_where_torch_cannot_find_them(
         apply("full_shard", ParallelOptions(find_unused_parameters=True), device)
     refused = "strategy full_shard with find_unused_parameters"
     assert str(caught.value) == f"{refused} needs torch 2.13 or newer, and this is torch {version}: {CURE}"
+
+
+def test_blocks_to_recompute_are_named_by_the_option_of_blocks() -> None:
+    with pytest.raises(SetupError, match=r"recompute='Block': expected True or False"):
+        apply("ddp", ParallelOptions(recompute="Block"))  # type: ignore[arg-type]

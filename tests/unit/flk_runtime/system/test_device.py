@@ -49,7 +49,8 @@ def test_the_device_of_a_rank(
         ),
         (0, 2, 1, None, "local rank 0 of 2 on a node with 1 GPU"),  # not only the one that finds no GPU
         (5, 8, 4, "cuda", "local rank 5 of 8 on a node with 4 GPUs"),
-        (0, 1, 0, "cuda", "on a node with 0 GPUs (CUDA_VISIBLE_DEVICES=not set)"),
+        (0, 1, 0, "cuda", "device='cuda', but torch "),
+        (0, 1, 0, "cuda:0", "device='cuda:0', but torch "),
     ],
 )
 def test_too_few_gpus_are_refused_with_the_reason(

@@ -13,6 +13,7 @@ from torch import nn
 
 from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.contract.record import SOURCES
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.training.lines import Lines
@@ -99,7 +100,7 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
     saves = object.__new__(Saves)
     polls = iter((False, True, False, False))
     saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
-    saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
+    saves._context = MagicMock()
     saves._place = MagicMock()
     saves._keep, saves._store, saves.due = 10, None, 0
     found = []
@@ -180,10 +181,37 @@ def test_an_evaluation_before_the_first_step_draws_none_of_the_training() -> Non
     assert batches._saves.manager.start_rank_rng.call_count == 2
 
 
-def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
-    models, optimizer = object.__new__(Models), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+def handed_over(optimizer: torch.optim.Optimizer, *, is_averaged: bool) -> Models:
+    models = object.__new__(Models)
     models._context, models._batches = MagicMock(closing=[]), MagicMock()
-    models._optimizers, models._frozen = {}, set()
-    models._hand_over(optimizer), models._hand_over(optimizer)
+    models._optimizers, models._frozen, models._is_averaged = {}, set(), is_averaged
+    models._hand_over(optimizer)
+    return models
+
+
+def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    models = handed_over(optimizer, is_averaged=False)
+    models._hand_over(optimizer)
     optimizer.step()
-    assert models._batches.passed.call_count == 1
+    assert models._batches.passed.call_count == 1  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_a_later_model_has_frozen_is_not_trained_under_ddp() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    models = handed_over(optimizer, is_averaged=True)
+    models._frozen.add(model.weight)
+    optimizer.step()
+    model(torch.ones(1)).backward()
+    with pytest.raises(SetupError, match=r"of shape \(1, 1\) of SGD was frozen in parallelize"):
+        optimizer.step()
+
+
+def test_an_optimizer_has_the_mean_loss_from_a_closure_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which LBFGS decides on further passes: ranks that decide apart would wait for each other."""
+    monkeypatch.setattr(process_group, "mean", lambda loss, weight: 7.0)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    handed_over(optimizer, is_averaged=True)
+    assert optimizer.step(lambda: 3.0) == 7.0
+    assert optimizer.step(closure=lambda: torch.tensor(3.0)) == 7.0

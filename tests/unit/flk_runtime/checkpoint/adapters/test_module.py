@@ -42,3 +42,9 @@ def test_ranks_hold_a_module_without_parameters_alike() -> None:
         ("'num_batches_tracked'", torch.float64),
     ]
     assert ModuleState(nn.BatchNorm1d(2)).held_alike() == {}
+
+
+def test_ranks_hold_trained_parameters_alike_that_only_the_script_averages() -> None:
+    state = ModuleState(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)))
+    state.trains_alike = True
+    assert list(state.held_alike()) == ["'0.weight'", "'0.bias'"]
