@@ -148,7 +148,7 @@ def _odd(where: Mapping[int, str]) -> Diagnosis | None:
     usual = _usual(where) if where else ""
     odd = next((where[rank] for rank in sorted(where) if where[rank] != usual), "")
     ranks = tuple(sorted(rank for rank, place in where.items() if place == odd))
-    return Diagnosis(ranks, f"{_is(ranks)} in {odd}, others in {usual}") if ranks else None
+    return Diagnosis(ranks, f"{_is(ranks)} in {odd}, the others in {usual}") if ranks else None
 
 
 def _is(ranks: Sized) -> str:

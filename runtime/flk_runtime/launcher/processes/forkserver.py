@@ -119,9 +119,9 @@ class ForkServer:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
-            if number := answer.get("refused"):
-                limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if number == errno.EAGAIN else ""
-                raise OSError(number, f"no process can be made: {os.strerror(number)}{limit}")
+            if code := answer.get("refused"):
+                limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if code == errno.EAGAIN else ""
+                raise OSError(code, f"no process can be made: {os.strerror(code)}{limit}")
             self._exited.append(Exited(**answer))  # another rank ended first
 
     def ended(self) -> Exited:

@@ -88,14 +88,14 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     records.keep_progress([RankStatus(0, 0)])
     assert len(logged(lines)) == 1
     assert archive.kept == Goodput(1109, {"waiting": 109})
-    clock.now += 60
+    clock.now += 300
     records.keep_progress([RankStatus(0, 0)])
-    assert logged(lines)[1:] == [Goodput(1169, {"waiting": 169})]
+    assert logged(lines)[1:] == [Goodput(1409, {"waiting": 409})]
     clock.now += 1
     records.finish_stopped(15, None, RUNNING)
     end = JobRecord.from_json((tmp_path / "end").read_text())
     assert end
-    assert end.goodput == archive.kept == Goodput(1170, {"waiting": 170})
+    assert end.goodput == archive.kept == Goodput(1410, {"waiting": 410})
 
 
 def test_a_standstill_is_no_computing_while_it_lasts(archive: Archive, clock: SimpleNamespace, tmp_path: Path) -> None:
