@@ -1,4 +1,4 @@
-"""Threads of the launcher."""
+"""Threads of the launcher, and its signals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_signal_ends_the_command_that_prepares_the_pod(monkeypatch: pytest.Mon
     monkeypatch.setattr("flk_runtime.system.host.children", set)
     monkeypatch.setattr(os, "_exit", end)
     wakeup = Wakeup()
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
+    with wakeup.ends[0], wakeup.ends[1], subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
         wakeup.group = command.pid
         with pytest.raises(SystemExit):
             wakeup._handle(signal.SIGTERM, None)

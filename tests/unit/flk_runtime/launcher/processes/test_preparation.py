@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flk_runtime.contract.failure import ExitCode, Kind
-from flk_runtime.launcher.control import Wakeup
 from flk_runtime.launcher.processes import preparation
 from flk_runtime.launcher.processes.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings
@@ -28,7 +28,7 @@ class Pod:
         self.work = work
         self.patch = patch
         self.calls = work / "calls"
-        self.wakeup = Wakeup()
+        self.wakeup: Any = SimpleNamespace(group=0)
         patch.setattr(sys, "path", [*sys.path])
         for name in ("PYTHONPATH", "PATH", "HOME"):
             patch.setenv(name, os.environ.get(name, ""))

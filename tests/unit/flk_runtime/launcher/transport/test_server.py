@@ -95,7 +95,8 @@ def test_of_two_launchers_of_a_pod_the_one_that_began_later_stays() -> None:
     assert isinstance(first_answer(zombie), Refused)
     again = connect(server.port, 0, "replacement", 1.1)
     assert isinstance(first_answer(again), Welcome)
-    assert lines == ["refused a connection from 127.0.0.1: a later launcher has taken the place of pod 0"]
+    (line,) = lines
+    assert line.endswith("127.0.0.1: a later launcher has taken the place of pod 0")
     for member in (first, replacement, zombie, again):
         member.close()
 
@@ -163,4 +164,4 @@ def test_a_launcher_that_claims_a_place_which_the_job_does_not_have_is_named() -
     server.start()
     with connect(server.port, 7).socket:
         line = lines.get(timeout=60)
-    assert line.startswith("refused a connection from 127.0.0.1: it is none of the 3 pods of the job: Hello(pod=7, ")
+    assert "127.0.0.1: it is none of the 3 pods of the job: Hello(pod=7, " in line
