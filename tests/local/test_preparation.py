@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_a_package_with_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("PYTHONPATH", "PATH"):
         monkeypatch.setenv(name, "/bin")
     monkeypatch.setenv("FLK_REQUIREMENTS", "r.txt")
-    preparation = Preparation(Settings(("t.py",), work=str(tmp_path)))
+    preparation = Preparation(Settings(("t.py",), work=str(tmp_path)), SimpleNamespace(group=0))
     # All that is installed needs a hash: pytest is there already.
     text = "--no-index\n--find-links .\nflkdemo==1.0 --hash=sha256:{}\n"
     (tmp_path / "r.txt").write_text(text.format("0" * 64))

@@ -232,10 +232,10 @@ class Agent:
             case messages.PreemptionStarted() if running:
                 if running.preemption is None:
                     running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                    if self.rendezvous:
+                        self.records.log(f"{event.failure.summary}; all ranks have to end")
                 if event.urgent:
                     self.ranks.end(self.settings.grace)
-                if self.rendezvous:
-                    self.records.log(f"{event.failure.summary}; all ranks have to end")
             case messages.SaveAt() if running and running.preemption:
                 self._stop_ranks(running.preemption, event.step)
             case messages.AttemptEnded() if running:

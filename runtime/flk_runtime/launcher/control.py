@@ -44,6 +44,7 @@ class Wakeup:
             end.setblocking(False)
         self.signals: list[int] = []
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an `Event` of launcher.transport.messages each
+        self.group = 0  # of the latest command that has prepared the pod; 0: there was none
         self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
@@ -63,9 +64,9 @@ class Wakeup:
                 pass
 
     def _handle(self, number: int, frame: object) -> None:
-        if self.starting:  # there are no ranks yet, but pip or the setup command may run
-            for process in host.children():
-                host.kill_group(process)
+        if self.starting:  # there are no ranks yet
+            if self.group:
+                host.kill_group(self.group)
             os._exit(exit_code_of_signal(number))
         self.signals.append(number)
         self.wake()

@@ -223,7 +223,7 @@ class Settings:
             pod=pod,
             pods=pods,
             measures=value(user_env.TELEMETRY) == "on",
-            gpus=value(pod_env.GPUS) if value(user_env.PREFLIGHT) == "on" else 0,
+            gpus=value(pod_env.GPUS),
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
             limits=Limits(**_values(Limits, value), retry_same=bool(value(user_env.RETRY_SAME_FAILURE))),
             join_timeout=min(join_timeout, deadline or join_timeout),

@@ -12,9 +12,10 @@ import signal
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -84,7 +85,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
-        Preparation(settings).run()
+        Preparation(settings, wakeup).run()
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
@@ -100,6 +101,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     ):
         output = Output(1, stderr, wakeup.wake)
         agent = build_agent(settings, wakeup, server, output, folder)
+        _tell_of_threads(agent.records.log, settings.secrets)
         if unsafe:
             agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")
         wakeup.starting = False
@@ -171,6 +173,18 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
 
 
+def _tell_of_threads(log: Callable[[str], None], secrets: Sequence[str]) -> None:
+    """Have each thread that ends with an exception leave lines in the pod's log: its stderr goes to a file."""
+
+    def tell(ended: threading.ExceptHookArgs) -> None:
+        log(f"the thread {ended.thread and ended.thread.name} has ended with an exception, which is a bug in flk:")
+        lines = traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback)
+        for line in hidden("".join(lines), secrets).splitlines():
+            log(line)
+
+    threading.excepthook = tell
+
+
 def _import_torch(settings: Settings, script: Path | None) -> None:
     """Import what forked ranks need. Where each rank imports torch itself, look whether it is there.
 
@@ -188,7 +202,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
 def _check_build_of_torch(settings: Settings) -> None:
     """Raise SetupError if the pod has GPUs and the imported torch, if any, is built for the CPU."""
     torch = sys.modules.get("torch")
-    if settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
+    if settings.health and settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
         raise SetupError(
             f"this pod has requested {plural(settings.gpus, 'GPU')} ({pod_env.GPUS}), but torch {torch.__version__} "
             f"is built for the CPU: use an image with a build for its GPUs, or set {user_env.PREFLIGHT}=off"

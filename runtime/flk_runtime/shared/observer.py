@@ -22,7 +22,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,7 +91,8 @@ def start() -> None:
             faulthandler.register(stack_signal(), file=stacks, all_threads=True)
             others -= {stack_signal()}
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path + SOCKET)
+        with short_path(path + SOCKET) as short:
+            listener.bind(short)
         listener.listen()
         # A script may wait for signals that it blocks: another thread must not take them from it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, others)
@@ -99,6 +100,19 @@ def start() -> None:
             threading.Thread(target=_serve, args=(listener, own_page()), name="flk-observer", daemon=True).start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """Another path of the same file that is short enough for a Unix socket, whose path has at most 107 bytes.
+
+    Without /proc it is the path itself.
+    """
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}" if pod_layout.LINUX else path
+    finally:
+        os.close(folder)
 
 
 def _serve(listener: socket.socket, page: ProgressPage) -> None:

@@ -464,7 +464,8 @@ class Leader:
         if not self._lacks_pods:
             return None
         missing = self._membership.missing(self._joined)
-        who = f"{numbered('pod', missing)} of {settings.pods}"
+        needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
+        who = f"{numbered('pod', missing)} of {settings.pods}{needed}"
         message = f"never joined: waited {settings.join_timeout:.0f} s for {who}"
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)

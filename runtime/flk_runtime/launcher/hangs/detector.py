@@ -253,12 +253,14 @@ class HangDetector:
         """Tell what the stacks say. Returns the failure if the job hangs still."""
         self._collection = None
         silent = [self._places[pod][0] for pod in sorted(collection.asked) if pod in self._places]
-        diagnosis = diagnose(collection.snapshots)
+        ranks = list(of_all(self.ranks))
+        # A hang is ended without stacks too, which a launcher that is in trouble does not send.
+        snapshots = collection.snapshots or [Snapshot(each.rank, each.pod, *self._places[each.pod]) for each in ranks]
+        diagnosis = diagnose(snapshots)
         report = to_dict(collection.snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._do.answer(asker, report)
-        ranks = list(of_all(self.ranks))
-        first = next((each for each in collection.snapshots if each.rank in diagnosis.ranks[:1]), None)
+        first = next((each for each in snapshots if each.rank in diagnosis.ranks[:1]), None)
         if not (first and ranks):
             return None
         idle = min(min(status.idle, status.beat) for status in ranks)

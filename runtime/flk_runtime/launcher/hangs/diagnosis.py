@@ -144,10 +144,11 @@ def _usual(where: Mapping[int, str]) -> str:
 
 
 def _odd(where: Mapping[int, str]) -> Diagnosis | None:
-    """The ranks that are elsewhere than most of them; None if all are at the same place."""
+    """The first ranks that are elsewhere than most of them; None if all are at the same place."""
     usual = _usual(where) if where else ""
-    ranks = tuple(sorted(rank for rank, place in where.items() if place != usual))
-    return Diagnosis(ranks, f"{_is(ranks)} in {where[ranks[0]]}, the others in {usual}") if ranks else None
+    odd = next((where[rank] for rank in sorted(where) if where[rank] != usual), "")
+    ranks = tuple(sorted(rank for rank, place in where.items() if place == odd))
+    return Diagnosis(ranks, f"{_is(ranks)} in {odd}, the others in {usual}") if ranks else None
 
 
 def _is(ranks: Sized) -> str:

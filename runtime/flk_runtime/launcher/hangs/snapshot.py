@@ -139,16 +139,17 @@ def _state(pid: int) -> str:
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat behind the name; none if the process has ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
 
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in children.read_text().split():
-                found += [int(child), *_descendants(int(child))]
+    with contextlib.suppress(OSError):  # not Path.glob: it raises when a process ends meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                    found += [int(child), *_descendants(int(child))]
     return found
 
 
@@ -178,7 +179,7 @@ def _ask_for_stacks(pid: int, path: str) -> str:
 def _handles_signal(pid: int) -> bool:
     """Return whether the process has a handler for the signal; without one the signal would end it."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name == "SigCgt":
                 return bool(int(value, 16) >> (observer.stack_signal() - 1) & 1)
@@ -189,7 +190,8 @@ def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_TIMEOUT)
-        connection.connect(path + observer.SOCKET)
+        with observer.short_path(path + observer.SOCKET) as short:
+            connection.connect(short)
         connection.sendall(b"\n")
         with connection.makefile("rb") as file:
             return observer.ANSWERS.decode(file.read())

@@ -21,7 +21,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -112,16 +112,16 @@ class ForkServer:
         """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         with contextlib.suppress(BrokenPipeError):  # the server has died: `_receive` raises ServerDiedError
-            self.connection.send(request)
-            with _socket_of(self.connection) as end:
+            with _socket_of(self.connection) as end:  # first: no request waits for descriptors that cannot be sent
                 socket.send_fds(end, [b"\0"], [stdout, stderr, report])
+            self.connection.send(request)
         while True:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
-            if "refused" in answer:
-                limit = "as at a limit of processes (pids.max of the pod, ulimit -u)"
-                raise OSError(answer["refused"], f"no process can be made: {os.strerror(answer['refused'])}, {limit}")
+            if code := answer.get("refused"):
+                limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if code == errno.EAGAIN else ""
+                raise OSError(code, f"no process can be made: {os.strerror(code)}{limit}")
             self._exited.append(Exited(**answer))  # another rank ended first
 
     def ended(self) -> Exited:
@@ -180,12 +180,14 @@ class _Server:
     def _serve(self) -> None:
         """Start the rank that is asked for."""
         try:
+            with _socket_of(self._connection) as end:
+                fds = socket.recv_fds(end, 1, 3)[1]
             request = self._connection.recv()
         except (EOFError, ConnectionResetError):
             os._exit(0)
-        with _socket_of(self._connection) as end:
-            fds = socket.recv_fds(end, 1, 3)[1]
         try:
+            if len(fds) < 3:
+                raise OSError(errno.EMFILE, "the server can open no more files")
             pid = os.fork()
         except OSError as error:
             answer = {"refused": error.errno or errno.EAGAIN}
@@ -256,9 +258,14 @@ def _why_ended(server: int) -> str:
     return "the fork server has ended with an exception, which is a bug in flk: it is in the log of this pod"
 
 
-def _socket_of(connection: Connection) -> socket.socket:
+@contextlib.contextmanager
+def _socket_of(connection: Connection) -> Iterator[socket.socket]:
     """The socket of a connection, for what only sockets can: send and receive descriptors."""
-    return socket.socket(fileno=os.dup(connection.fileno()))
+    end = socket.socket(fileno=connection.fileno())
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def _run_forked(command: Sequence[str]) -> int:

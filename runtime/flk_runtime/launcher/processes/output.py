@@ -169,12 +169,18 @@ class RankPipes:
     """The three pipes of one rank: its stdout and stderr, and the one on which it reports its exception."""
 
     def __init__(self, stdout: Prefixer, stderr: Prefixer) -> None:
+        """Raises OSError where this process may open no more files."""
         self._targets: dict[int, Prefixer | None] = {}  # by descriptor to read from; None for the reports
         self.write_ends: list[int] = []  # for the rank: stdout, stderr, reports
         self._report = b""
         self._stderr = stderr
         for target in (stdout, stderr, None):
-            read, write = os.pipe()
+            try:
+                read, write = os.pipe()
+            except OSError:
+                for fd in (*self._targets, *self.write_ends):
+                    os.close(fd)
+                raise
             os.set_blocking(read, False)
             self._targets[read] = target
             self.write_ends.append(write)

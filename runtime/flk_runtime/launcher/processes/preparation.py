@@ -15,7 +15,6 @@ import site
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from flk_runtime.contract import log_format, pod_env, pod_layout
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.errors import SetupError
+from flk_runtime.launcher.control import Wakeup
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 
@@ -48,8 +48,9 @@ class PreparationError(SetupError):
 class Preparation:
     """Installs the packages and runs the setup command of one pod."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, wakeup: Wakeup) -> None:
         self._settings = settings
+        self._wakeup = wakeup
         self._deadline = time.monotonic() + settings.seconds_left(time.time())
         packages = Path(settings.work, pod_layout.PACKAGES)
         self._packages = Path(os.environ.get(pod_env.PACKAGES) or packages)
@@ -131,13 +132,16 @@ class Preparation:
     def _call(self, words: list[str], name: str) -> tuple[int, list[str]]:
         """Run a command, whose output goes to stderr. Returns its exit code and its last lines.
 
-        It writes into a file: what it leaves in the background could not go on with a pipe that nobody reads.
+        It writes into a file, pip.log or setup.log: what it leaves in the background could not go on with a pipe that
+        nobody reads.
         """
         parent = os.getpid()
         lines: deque[str] = deque(maxlen=_SHOWN)
+        file = self._marker.parent.parent / f"{name}.log"
+        file.touch(0o600)
         with (
-            tempfile.NamedTemporaryFile(dir=self._marker.parent.parent) as written,
-            open(written.name, errors="replace") as output,
+            file.open("wb") as written,
+            file.open(errors="replace") as output,
             subprocess.Popen(
                 words,
                 cwd=self._settings.work,
@@ -149,6 +153,7 @@ class Preparation:
                 preexec_fn=lambda: host.die_with_parent(parent),
             ) as process,
         ):
+            self._wakeup.group = process.pid
             rest = ""
             while True:
                 ended = process.poll() is not None

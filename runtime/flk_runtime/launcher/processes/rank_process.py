@@ -29,6 +29,7 @@ from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
+_FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
 _reports: list[dict[str, Any]] = []  # of a failure, to send when this rank's exit handlers have run
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 # What Python imports before the folder of a script is on its path.
@@ -154,15 +155,32 @@ def run_exit_handlers(code: int) -> int:
     for report in _reports:
         failure_report.send(report)
     threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
-    _flush()  # before files end together with what they write to, in any order
+    flushed = _flush()  # before files end together with what they write to, in any order
     sys.modules.pop("__main__", None)
     with contextlib.suppress(BaseException):
         gc.collect()
-    _flush()
+    if flushed:
+        _flush()
     return code
 
 
-def _flush() -> None:
+def _flush() -> bool:
+    """Write what open files have in their buffers, and return whether that has come to its end.
+
+    A thread does, since another one may hold a file for ever, as while it writes to a full pipe.
+    """
+    thread = threading.Thread(target=_flush_files, daemon=True)
+    with contextlib.suppress(BaseException):
+        try:
+            thread.start()
+        except RuntimeError:  # at a limit of processes
+            _flush_files()
+        else:
+            thread.join(_FLUSH_SECONDS)
+    return not thread.is_alive()
+
+
+def _flush_files() -> None:
     """Write what Python's own files that are still open have in their buffers, and what C's standard output has."""
     files: list[Any] = [each for each in gc.get_objects() if type(each) in _FILES]
     files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # which write to the others
@@ -189,7 +207,8 @@ def _run(command: Sequence[str]) -> None:
         sys.path.insert(0, os.getcwd())
         _forget_shadowed(sys.path[0])
         del sys.argv[1]  # while the packages are imported
-        _, spec, code = runpy._get_module_details(command[1])  # type: ignore[attr-defined] # as pdb does
+        # ModuleNotFoundError, which is not retried, in the place of runpy's own ImportError.
+        _, spec, code = runpy._get_module_details(command[1], ModuleNotFoundError)  # type: ignore[attr-defined]
         sys.argv[0] = str(spec.origin)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it

@@ -30,7 +30,6 @@ from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.settings import Settings
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
-_PAUSE: Final = 1.0  # seconds between two writes at least
 _RETRY: Final = 30.0  # seconds after a write that failed, if the record has not changed
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
 _TOO_LARGE: Final = (413, 422)  # codes of the API server for an object of more than 1 MiB
@@ -110,6 +109,8 @@ class RecordArchive:
         settings = self._settings
         if not settings.job_uid:
             return None  # it may be another job's of the same name
+        if isinstance(self._place, Folder):
+            self._log(f"reading the record of the job in {self._place.name}")  # a volume may never answer
         try:
             text = self._place.read(entry_key(settings.job, settings.job_uid))
         except ERRORS:
@@ -145,7 +146,6 @@ class RecordArchive:
                 self._told = bool(failure)
                 self._tried, self._due = puts, time.monotonic() + (_RETRY if failure else INTERVAL)
                 self._condition.notify_all()
-            time.sleep(_PAUSE)
 
 
 class ConfigMap:

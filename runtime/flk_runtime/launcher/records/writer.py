@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
-_RENEWED = 60.0  # seconds after which the log gets the goodput anew
+_RENEWED = 300.0  # seconds after which the log gets the goodput anew
 _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 

@@ -217,11 +217,11 @@ class ShardStore:
             self._refuse_late(shard)
             self._clear(slot)
             slot.rank = shard.rank
-            if length > slot.size:
+            more = length - slot.size
+            if more > 0 and self._total() + more > self.limit:
                 self._remove(lambda slot: slot.rank == _NOBODY)
-                total = sum(slot.size for slot in self._slots) + length - slot.size
-                if total > self.limit:
-                    raise NoRoomError(_too_much(total, self.limit))
+                if self._total() + more > self.limit:
+                    raise NoRoomError(_too_much(self._total() + more, self.limit))
             chosen = [self._begin_allocation(slot, max(length, slot.size))]
         self._allocate(chosen, written=True)
         return slot
@@ -399,6 +399,9 @@ class ShardStore:
         slot = Slot(path, rank, _map(path), shard_file.DATA_BEGIN)
         self._slots.append(slot)
         return slot
+
+    def _total(self) -> int:
+        return sum(slot.size for slot in self._slots)
 
     def _begin_allocation(self, slot: Slot, size: int) -> tuple[Slot, int]:
         """Count the bytes of a file that `_allocate` makes longer, and have nobody else use it meanwhile."""

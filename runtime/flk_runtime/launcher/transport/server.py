@@ -129,7 +129,7 @@ class Server:
         """Take an authenticated connection over from the thread of the acceptor. The later launcher of a pod counts."""
         if not isinstance(hello, Hello) or not 0 <= hello.pod < self._settings.pods:
             connection.close()
-            self._acceptor.refuse(address, f"it is none of the {self._settings.pods} pods of the job")
+            self._acceptor.refuse(address, f"it is none of the {self._settings.pods} pods of the job: {hello!s:.80}")
             return
         now = time.monotonic()
         peer = _Member(connection, None, hello.pod, hello.incarnation, now - hello.age)
@@ -137,6 +137,7 @@ class Server:
         if former := self._members.get(peer.pod):
             if former.incarnation != peer.incarnation and former.began > peer.began:
                 self._refuse(peer)
+                self._acceptor.refuse(address, f"a later launcher has taken the place of pod {peer.pod}")
                 return
             self._leader.disconnected(peer.pod, "it connected again", now)
             self._refuse(former)

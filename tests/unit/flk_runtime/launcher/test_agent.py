@@ -16,7 +16,7 @@ from flk_runtime.launcher.agent import Agent, PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
-from flk_runtime.launcher.transport.messages import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted, PreemptionStarted
 from flk_runtime.shared.progress import ProgressPage
 
 
@@ -46,6 +46,25 @@ def test_a_rank_that_survives_sigkill_while_another_pod_is_preempted_is_reported
     agent._handle_timeouts()
     assert agent.attempt.failures == [survivor]
     assert agent.member.reported == [survivor]  # type: ignore[attr-defined]
+
+
+def test_a_change_of_the_job_that_becomes_urgent_is_told_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, ends = list[str](), list[float]()
+
+    class OneRank(list[Any]):
+        end = staticmethod(ends.append)
+
+    for name, value in {
+        "ranks": OneRank([SimpleNamespace(progress=ProgressPage.private())]),
+        "records": SimpleNamespace(log=log.append),
+        "rendezvous": True,
+    }.items():
+        monkeypatch.setattr(agent, name, value, raising=False)
+    for urgent in (False, True):
+        agent._handle_event(PreemptionStarted(3, Failure(Kind.RESIZED, 0), urgent))
+    assert ends == [agent.settings.grace]
+    (line,) = log
+    assert line.endswith("; all ranks have to end")
 
 
 def test_ranks_that_cannot_be_started_are_a_failure_of_the_attempt(

@@ -39,6 +39,11 @@ def test_programs_of_flk_make_no_steps_of_training(command: list[str], trains: b
     assert (settings.trains, settings.makes_steps) == (trains, makes_steps)
 
 
+def test_without_checks_the_gpus_of_the_pod_are_known_still() -> None:
+    settings = Settings.from_environment(["t.py"], POD | {"FLK_GPUS": "8", "FLK_PREFLIGHT": "off"})
+    assert (settings.gpus, settings.health) == (8, False)
+
+
 def test_the_deadline_counts_from_the_start_of_the_job() -> None:
     def left(**variables: str) -> float:
         return Settings.from_environment(["t.py"], POD | variables).seconds_left(1060.0)

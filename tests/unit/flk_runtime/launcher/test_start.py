@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -53,6 +54,20 @@ def test_any_exception_leaves_a_record(
     assert (record.failure.kind, record.failure.type) == (Kind.EXCEPTION, "RuntimeError")
     assert record.failure.message == "no reason: ***"
     assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: no reason: ***"
+
+
+def test_a_thread_that_ends_with_an_exception_says_so_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise ValueError("no reason: hunter2hunter2")
+
+    lines: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    start._tell_of_threads(lines.append, ["hunter2hunter2"])
+    thread = threading.Thread(target=fail, name="telemetry")
+    thread.start()
+    thread.join()
+    assert lines[0] == "the thread telemetry has ended with an exception, which is a bug in flk:"
+    assert lines[-1] == "ValueError: no reason: ***"
 
 
 def pieces(folder: Path, names: list[str], size: int = 100, link: str = "") -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,3 +156,14 @@ def test_it_observes_until_the_script_closes_its_socket(monkeypatch: pytest.Monk
     observer._serve(listener, page)
     assert listener.errors == []
     assert (page.samples > 0, page.pending) == (True, 1)
+
+
+def test_the_folder_of_a_socket_may_have_a_long_path(tmp_path: Path) -> None:
+    """TMPDIR may be long, and the path of a Unix socket has at most 107 bytes."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as connection:
+        for end in (listener.bind, connection.connect):
+            with observer.short_path(f"{folder}/0.socket") as short:
+                end(short)
+            listener.listen()

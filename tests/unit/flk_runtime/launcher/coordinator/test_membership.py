@@ -73,6 +73,17 @@ def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call
     assert (job.latest(2).pods, job.latest(2).history[0].pods) == ([0, 2], "0,2")
 
 
+def test_pods_that_are_missing_are_told_with_the_number_that_is_needed() -> None:
+    job = Job(4, least=2)
+    job.connect(0)
+    job.join(0)
+    job.wait(60.0)
+    ended = job.sent[0][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.failure
+    assert ended.record.failure.message == "never joined: waited 60 s for pods 1-3 of 4 (2 are needed)"
+
+
 def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
     job = Job(4, least=2)
     job.start()

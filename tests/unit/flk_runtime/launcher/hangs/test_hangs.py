@@ -123,6 +123,8 @@ def test_a_rank_that_is_ahead_in_gloos_part_of_the_default_group_is_missing_in_n
 def test_different_collectives_are_told_apart() -> None:
     ranks = [waiting(0), waiting(1, replace(REDUCE, name="broadcast")), waiting(2)]
     assert diagnose(ranks).sentence() == "rank 1 is in broadcast 812, the others in all_reduce 812"
+    ranks += [waiting(3), waiting(4, replace(REDUCE, name="all_gather"))]
+    assert diagnose(ranks).ranks == (1,)  # the ranks at the place that is named
 
 
 def test_all_ranks_in_the_same_collective() -> None:
@@ -327,6 +329,17 @@ def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
     failure = leader.detector.tick(18.0)
     assert failure is not None
     assert leader.log[-1] == "no stacks from gpt-worker-1"
+
+
+def test_a_hang_of_which_no_pod_sends_stacks_is_ended_too() -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    leader.detector.tick(6.0)
+    failure = leader.detector.tick(18.0)
+    assert failure
+    assert (failure.kind, failure.pod_name) == ("hang", "gpt-worker-0")
+    assert failure.message == "do the same: each shows no Python stack"
+    assert leader.log[-1] == "no stacks from gpt-worker-0, gpt-worker-1"
 
 
 @pytest.mark.parametrize("progress", [{"idle": 1.0, "beat": 1.0}, {"idle": 2.0}])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from flk_runtime.contract import user_env
 from flk_runtime.contract.status import NEVER, Phase
 from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.hangs import snapshot
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
@@ -87,3 +90,28 @@ def test_a_rank_whose_process_has_ended_has_no_memory_that_is_known(tmp_path: Pa
     watch = Watch(Settings(("train.py",)), statuses.append, lambda *_: None, lambda: 0.0, meter)
     watch.update(0, [Rank(ProgressPage.private(), {user_env.HEARTBEAT: str(tmp_path / "none")})])
     assert statuses[0].ranks[0].memory is None
+
+
+def test_a_process_that_ends_meanwhile_has_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, gone)
+    assert snapshot.cpu_seconds(os.getpid()) > 0
+
+
+@pytest.fixture
+def oddly_named() -> Iterator[None]:
+    """This process has a name that is not UTF-8, since the kernel has cut it."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes("ab训练进程".encode()[:13])
+    yield
+    name.write_bytes(before.strip())
+
+
+@pytest.mark.usefixtures("oddly_named")
+def test_a_process_may_have_any_name() -> None:
+    assert snapshot.cpu_seconds(os.getpid()) > 0
+    assert not snapshot._handles_signal(os.getpid())

@@ -106,24 +106,41 @@ def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) ->
         os.close(read), os.close(write)
 
 
-def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "descriptors", "why"),
+    [
+        (errno.EAGAIN, 3, r"Resource temporarily unavailable, as at a limit of processes"),
+        (errno.ENOMEM, 3, r"Cannot allocate memory$"),
+        (0, 2, r"Too many open files$"),  # the kernel gives a process no more descriptors than it may have
+    ],
+)
+def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, number: int, descriptors: int, why: str
+) -> None:
     """At a limit of processes, and the ranks that run go on."""
-    why = "no process can be made: Resource temporarily unavailable, as at a limit of processes"
 
     def fork() -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise OSError(number, os.strerror(number))
 
     ours, theirs = Pipe()
     with ours, theirs:
         asked, server = forkserver.ForkServer(ours, 1), forkserver._Server(theirs, fork=True)
         monkeypatch.setattr(os, "fork", fork)
-        ours.send({})
         with forkserver._socket_of(ours) as end:
-            socket.send_fds(end, [b"\0"], [0, 0, 0])
+            socket.send_fds(end, [b"\0"], [0] * descriptors)
+        ours.send({})
         server._serve()
-        with pytest.raises(OSError, match=why):
+        with pytest.raises(OSError, match=f"no process can be made: {why}"):
             asked.launch(["train.py"], {}, ".", 0, 0, 0)
         server._opened.close()
+
+
+def test_descriptors_that_cannot_be_sent_leave_no_request() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            forkserver.ForkServer(ours, 1).launch(["train.py"], {}, ".", 0, 0, 1 << 20)
+        assert not theirs.poll()
 
 
 def test_an_exception_in_the_server_does_not_go_on_in_the_frames_of_the_launcher() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -121,3 +122,20 @@ def test_the_rest_of_a_pipe_is_bounded_if_another_process_writes_without_end() -
     os.close(endless)
     pipes.read_rest_and_close(report)
     assert report not in pipes.read_ends
+
+
+def test_pipes_that_cannot_all_be_opened_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = os.pipe()
+    answers = iter([ends])
+
+    def pipe() -> tuple[int, int]:
+        for answer in answers:
+            return answer
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(OSError, match="Too many open files"):
+        output.RankPipes(output.Prefixer("", 1), output.Prefixer("", 2))
+    for end in ends:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)

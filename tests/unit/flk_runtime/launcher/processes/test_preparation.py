@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Pod:
         self.work = work
         self.patch = patch
         self.calls = work / "calls"
+        self.wakeup: Any = SimpleNamespace(group=0)
         patch.setattr(sys, "path", [*sys.path])
         for name in ("PYTHONPATH", "PATH", "HOME"):
             patch.setenv(name, os.environ.get(name, ""))
@@ -42,7 +44,7 @@ class Pod:
     def prepare(self, *, deadline: float = 0.0, **environ: str) -> None:
         for name, value in environ.items():
             self.patch.setenv(f"FLK_{name}", value)
-        Preparation(Settings(("t.py",), work=str(self.work), deadline=deadline)).run()
+        Preparation(Settings(("t.py",), work=str(self.work), deadline=deadline), self.wakeup).run()
 
     def failure(self, **options: Any) -> PreparationError:
         with pytest.raises(PreparationError) as caught:
@@ -99,7 +101,9 @@ def test_a_failed_pip_ends_the_job_with_its_last_lines(pod: Pod, said: str, mess
 
 def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) -> None:
     pod.prepare(SETUP="echo x >> ran; sleep 60 & echo $! > left")
-    os.kill(int((pod.work / "left").read_text()), signal.SIGKILL)  # what it leaves in the background lives on
+    left = int((pod.work / "left").read_text())
+    assert os.readlink(f"/proc/{left}/fd/1") == str(pod.work / ".flk" / "setup.log")  # where it goes on to write
+    os.kill(left, signal.SIGKILL)  # what it leaves in the background lives on
     pod.prepare()
     assert (pod.work / "ran").read_text() == "x\n"
     (pod.work / ".flk" / "setup" / "done").unlink()
@@ -112,15 +116,16 @@ def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) 
 def test_the_deadline_ends_the_preparation_and_its_processes(pod: Pod) -> None:
     late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=1.0)
     assert (late.kind.meaning.code, late.kind) == (ExitCode.TIMEOUT, Kind.DEADLINE)
+    assert pod.wakeup.group == int((pod.work / "group").read_text())  # which a signal would end
     with pytest.raises(ProcessLookupError):
-        os.killpg(int((pod.work / "group").read_text()), 0)
+        os.killpg(pod.wakeup.group, 0)
 
 
 def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(pod: Pod) -> None:
     """``-e .`` in requirements leaves a file .pth that names the folder, which only site reads."""
     source = pod.work / "libsrc"
     source.mkdir()
-    preparing = Preparation(Settings(("t.py",), work=str(pod.work)))
+    preparing = Preparation(Settings(("t.py",), work=str(pod.work)), pod.wakeup)
     preparing._site.mkdir(parents=True)
     (preparing._site / "__editable__.pth").write_text(f"{source}\n")
     image = list(sys.path)

@@ -6,6 +6,7 @@ import importlib
 import json
 import signal
 import sys
+import threading
 import types
 from typing import Any
 
@@ -26,6 +27,23 @@ def test_the_text_of_an_exit_is_reported_by_the_rank_itself_only(monkeypatch: py
     found = from_report(Failure(Kind.EXCEPTION, 0, rank=1), json.dumps(reports.pop()).encode())
     assert found
     assert (found[0].kind, found[0].message, found[0].exit_code) == (Kind.EXIT, "no data", 1)
+
+
+def test_a_file_that_another_thread_holds_for_ever_does_not_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = threading.Event()
+    monkeypatch.setattr(rank_process, "_flush_files", freed.wait)
+    monkeypatch.setattr(rank_process, "_FLUSH_SECONDS", 0.01)
+    assert not rank_process._flush()
+    freed.set()
+    assert rank_process._flush()
+
+
+def test_a_module_that_is_missing_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("path", "argv", "orig_argv"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+    monkeypatch.setattr(rank_process, "_forget_shadowed", lambda folder: None)
+    with pytest.raises(ModuleNotFoundError):
+        rank_process._run(["-m", "no_such_module"])
 
 
 def test_a_function_gets_a_module_when_the_script_has_imported_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.coordinator.policy import decide
-from flk_runtime.launcher.records import archive as record_archive
 from flk_runtime.launcher.records.archive import ConfigMap, RecordArchive
 from flk_runtime.launcher.records.history import former_attempts
 from flk_runtime.launcher.settings import Limits, Settings
@@ -120,10 +119,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
 
 
 @pytest.mark.parametrize("refused", [0, 503], ids=["after a write", "after a write that failed"])
-def test_the_last_record_is_written_at_once(
-    server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    monkeypatch.setattr(record_archive, "_PAUSE", 0.0)
+def test_the_last_record_is_written_at_once(server: Any, keeper: Any, refused: int) -> None:
     server.refused = refused
     kept, _ = keeper()
     kept.put_record(RUNNING)

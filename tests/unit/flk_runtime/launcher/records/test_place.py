@@ -43,7 +43,9 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
     records.write_running(RUNNING)
     assert records._kept
     records._kept.flush(60.0)
-    (attempt,), again = writer(settings_of(str(folder)))[0].former()
+    later, lines = writer(settings_of(str(folder)))
+    (attempt,), again = later.former()
+    assert lines == [f"[pod 0] reading the record of the job in folder {folder}\n"]  # which may take for ever
     assert again
     assert attempt.failure
     assert (attempt.number, attempt.restarts, attempt.disruptions) == (4, 2, 6)

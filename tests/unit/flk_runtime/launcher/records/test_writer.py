@@ -84,18 +84,18 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     records.write_running(RUNNING)
     records.keep_progress([RankStatus(0, 0)])
     assert logged(lines) == [Goodput(1100, {"waiting": 100})]
-    clock.now += 9  # the log is new enough
+    clock.now += 99  # the log is new enough
     records.keep_progress([RankStatus(0, 0)])
     assert len(logged(lines)) == 1
-    assert archive.kept == Goodput(1109, {"waiting": 109})
-    clock.now += 60
+    assert archive.kept == Goodput(1199, {"waiting": 199})
+    clock.now += 300
     records.keep_progress([RankStatus(0, 0)])
-    assert logged(lines)[1:] == [Goodput(1169, {"waiting": 169})]
+    assert logged(lines)[1:] == [Goodput(1499, {"waiting": 499})]
     clock.now += 1
     records.finish_stopped(15, None, RUNNING)
     end = JobRecord.from_json((tmp_path / "end").read_text())
     assert end
-    assert end.goodput == archive.kept == Goodput(1170, {"waiting": 170})
+    assert end.goodput == archive.kept == Goodput(1500, {"waiting": 500})
 
 
 def test_a_standstill_is_no_computing_while_it_lasts(archive: Archive, clock: SimpleNamespace, tmp_path: Path) -> None:

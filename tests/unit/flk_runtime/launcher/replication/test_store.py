@@ -260,6 +260,13 @@ def test_after_a_change_of_the_partner_the_same_memory_is_enough(store: ShardSto
     assert taken(store) == 4 * SIZE
 
 
+def test_files_of_nobody_stay_while_there_is_room(store: ShardStore) -> None:
+    hold_two(store)
+    store.keep_only(None, attempt="second")
+    store.cancel(store.begin(shard(1, "second", rank=1), 2 * SIZE, 1))
+    assert taken(store) == 3 * SIZE
+
+
 def test_older_checkpoints_stay_until_their_files_are_needed(store: ShardStore) -> None:
     store.limit = 4 * SIZE
     store.keep_only(None, attempt="first")

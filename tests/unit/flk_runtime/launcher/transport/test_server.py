@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -76,8 +77,8 @@ def test_the_start_of_an_attempt_is_encoded_once_for_all_pods(monkeypatch: pytes
 
 def test_of_two_launchers_of_a_pod_the_one_that_began_later_stays() -> None:
     """Each says how old it is, since the clocks of two nodes differ."""
-    settings = Settings(("train.py",), pods=PODS)
-    server = Server(settings, lambda send, store: Starter(send), print, lambda line: None)
+    settings, lines = Settings(("train.py",), pods=PODS), list[str]()
+    server = Server(settings, lambda send, store: Starter(send), print, lines.append)
     server.start()
 
     def first_answer(member: Connection[Message]) -> object:
@@ -94,6 +95,8 @@ def test_of_two_launchers_of_a_pod_the_one_that_began_later_stays() -> None:
     assert isinstance(first_answer(zombie), Refused)
     again = connect(server.port, 0, "replacement", 1.1)
     assert isinstance(first_answer(again), Welcome)
+    (line,) = lines
+    assert line.endswith("127.0.0.1: a later launcher has taken the place of pod 0")
     for member in (first, replacement, zombie, again):
         member.close()
 
@@ -153,3 +156,12 @@ def test_ranks_meet_there(local: bool) -> None:
     ranks = [dist.TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=60)) for _ in range(2)]  # type: ignore[attr-defined]
     ranks[0].set("key", "value")
     assert ranks[1].get("key") == b"value"
+
+
+def test_a_launcher_that_claims_a_place_which_the_job_does_not_have_is_named() -> None:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    server = Server(Settings(("train.py",), pods=PODS), lambda send, store: Starter(send), print, lines.put)
+    server.start()
+    with connect(server.port, 7).socket:
+        line = lines.get(timeout=60)
+    assert "127.0.0.1: it is none of the 3 pods of the job: Hello(pod=7, " in line
