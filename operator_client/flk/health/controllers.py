@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, names, subject
+from flk.health.cause import Cause, Found, changed_at, names, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
+from flk.health.queue import awaits_room
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
+from flk.observe.pods import conditions
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS, Gang
@@ -23,7 +25,7 @@ _INSTALL: Final = {
     "pytorchjob": "; `k8s/install-operator` installs it",
     "trainjob": "; `k8s/install-trainer` installs it",
 }
-OLDEST_OPERATOR: Final = (1, 7)
+OLDEST_OPERATOR: Final = (1, 8)
 LONGEST_PAUSE: Final = 900.0  # seconds: the controller of Jobs waits up to ten minutes before it replaces a pod
 
 
@@ -258,7 +260,7 @@ def _away(view: JobView) -> Found | None:
         if not troubles or troubles[0] is None or None in troubles:
             continue
         first, lacking = deployments[0]["metadata"], view.lacking
-        changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
+        changed = changed_at(deployments[0])
         where = f"Deployment {first['name']} in namespace {first['namespace']}"
         gone = view.seen_by_operator and lacking
         return Found(
@@ -275,10 +277,21 @@ def _away(view: JobView) -> Found | None:
 
 
 def _idle(view: JobView) -> Found | None:
-    """Return that a controller has left the job without pods for longer than any pause of it, and says nothing."""
-    conditions = [timestamp(condition.get("lastTransitionTime")) for condition in view.conditions.values()]
+    """Return that a controller has left the job without pods for longer than any pause of it, and says nothing.
+
+    It may wait itself: for the scheduler of a gang, or for pods that run, as an initializer, before it makes others.
+    """
+    waits = "podgroups" in view.seen.unreadable or any(map(awaits_room, view.seen.pod_groups))
+    if waits or any(pod.phase == PodPhase.RUNNING for pod in view.pods):
+        return None
+    said = [
+        *view.conditions.values(),
+        *(each for pod in view.replaced_pods.values() for each in conditions(pod).values()),
+    ]
+    deleted = [timestamp(pod["metadata"].get("deletionTimestamp")) for pod in view.replaced_pods.values()]
+    changed = [timestamp(condition.get("lastTransitionTime")) for condition in said]
     pods = [time for pod in view.pods for time in (pod.started, pod.ended) if time]
-    last = max([view.created, *conditions, *pods, *map(event_time, view.events)])
+    last = max([view.created, *changed, *deleted, *pods, *map(event_time, view.events)])
     if view.now - last < LONGEST_PAUSE or not view.lacking:
         return None
     return Found(

@@ -95,9 +95,11 @@ def node_lost(view: JobView) -> Found | None:
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
         elif pod.node and f"nodes/{pod.node}" in view.seen.missing:
-            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
+            since = _silent_since(view.objects[pod.name])
+            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more", time=since)))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
-            lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))
+            since = _silent_since(view.objects[pod.name])
+            lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase", since)))
         elif ready_false := _not_ready(view, pod):
             lost.append((pod, ready_false))
     if lost:
@@ -117,8 +119,16 @@ def node_lost(view: JobView) -> Found | None:
             f"{view.flk('wait')} waits until the pod runs on another node",
             [_disruption(name, condition)],
             [name],
+            may_last=True,  # the condition may be of a pod that was replaced long ago
         )
     return None
+
+
+def _silent_since(pod: Object) -> float:
+    """Return when the controllers of nodes marked a pod whose node is gone or silent; 0 if they have not yet."""
+    ready = conditions(pod).get("Ready") or {}
+    marked = ready.get("status") != "True" and not ready.get("reason")  # the kubelet gives a reason
+    return timestamp(ready.get("lastTransitionTime") if marked and ready else pod["metadata"].get("deletionTimestamp"))
 
 
 def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
