@@ -114,7 +114,7 @@ class Cause:
         if text := _texts()[self.code].get("stuck"):
             return text
         if self.cured_by and self.patience is None:
-            return f"not by itself: it waits for {self.cured_by}"
+            return f"no limit: it waits for {self.cured_by}"
         return f"after {short_duration(self.patience or self.grace)}"
 
     def finding(self, view: JobView) -> Finding | None:

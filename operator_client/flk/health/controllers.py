@@ -116,7 +116,7 @@ def _check_deployment(cluster: Cluster, controller: Controller, deployment: Obje
         yield Result(controller.check, Level.OK, f"{what} runs")
     version = version_number(image.rpartition(":")[2])
     if controller.check == "operator" and version and version < OLDEST_OPERATOR:
-        lacks = "it does not know runPolicy.suspend, with which every job of flk begins"
+        lacks = "before 1.8 it takes invalid jobs, and leaves them without pods"
         yield Result(controller.check, Level.FAILED, f"{what} is old: {lacks}", "upgrade it; flk is tested with 1.9.4")
 
 

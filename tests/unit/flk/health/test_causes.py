@@ -71,7 +71,7 @@ def test_page(cause: Any) -> None:
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause.awaits], ids=lambda cause: cause.code)
-def test_nothing_waits_for_ever(cause: Any) -> None:
+def test_each_wait_ends_or_says_for_whom(cause: Any) -> None:
     """Each wait for somebody else has a remedy, and ends with its exit code, or says what it waits for."""
     recordings = [case.name for case in CASES if case.expected.code == cause.code]
     view = recorded.load(recorded.FOLDER / f"{recordings[0]}.json") if recordings else BUILT[cause.code][0]()
