@@ -12,7 +12,6 @@ from flk.health.queue import awaits_room
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
-from flk.observe.pods import conditions
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS, Gang
@@ -284,14 +283,10 @@ def _idle(view: JobView) -> Found | None:
     waits = "podgroups" in view.seen.unreadable or any(map(awaits_room, view.seen.pod_groups))
     if waits or any(pod.phase == PodPhase.RUNNING for pod in view.pods):
         return None
-    said = [
-        *view.conditions.values(),
-        *(each for pod in view.replaced_pods.values() for each in conditions(pod).values()),
-    ]
+    conditions = [timestamp(condition.get("lastTransitionTime")) for condition in view.conditions.values()]
     deleted = [timestamp(pod["metadata"].get("deletionTimestamp")) for pod in view.replaced_pods.values()]
-    changed = [timestamp(condition.get("lastTransitionTime")) for condition in said]
     pods = [time for pod in view.pods for time in (pod.started, pod.ended) if time]
-    last = max([view.created, *changed, *deleted, *pods, *map(event_time, view.events)])
+    last = max([view.created, *conditions, *deleted, *pods, *map(event_time, view.events)])
     if view.now - last < LONGEST_PAUSE or not view.lacking:
         return None
     return Found(

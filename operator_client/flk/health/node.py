@@ -95,11 +95,11 @@ def node_lost(view: JobView) -> Found | None:
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
         elif pod.node and f"nodes/{pod.node}" in view.seen.missing:
-            since = _silent_since(view.objects[pod.name])
-            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more", time=since)))
+            deleted = timestamp(view.objects[pod.name]["metadata"].get("deletionTimestamp"))
+            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more", time=deleted)))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
-            since = _silent_since(view.objects[pod.name])
-            lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase", since)))
+            marked = conditions(view.objects[pod.name]).get("Ready") or {"type": "Ready"}
+            lost.append((pod, condition_evidence(f"pod {pod.name}", marked, f"{pod.reason}: {pod.message}")))
         elif ready_false := _not_ready(view, pod):
             lost.append((pod, ready_false))
     if lost:
@@ -122,13 +122,6 @@ def node_lost(view: JobView) -> Found | None:
             may_last=True,  # the condition may be of a pod that was replaced long ago
         )
     return None
-
-
-def _silent_since(pod: Object) -> float:
-    """Return when the controllers of nodes marked a pod whose node is gone or silent; 0 if they have not yet."""
-    ready = conditions(pod).get("Ready") or {}
-    marked = ready.get("status") != "True" and not ready.get("reason")  # the kubelet gives a reason
-    return timestamp(ready.get("lastTransitionTime") if marked and ready else pod["metadata"].get("deletionTimestamp"))
 
 
 def _not_ready(view: JobView, pod: PodState) -> Evidence | None:

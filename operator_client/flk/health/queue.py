@@ -302,11 +302,8 @@ def _unscheduled(group: Object) -> Object:
 
 def awaits_room(group: Object) -> bool:
     """Return whether the pods of a PodGroup, or their creation, wait until all of them fit."""
-    return _phase(group) in ("Pending", "Inqueue", "Unknown") or bool(_unscheduled(group))
-
-
-def _phase(group: Object) -> str:
-    return str((group.get("status") or {}).get("phase") or "")
+    phase = (group.get("status") or {}).get("phase")
+    return phase in ("Pending", "Inqueue", "Unknown") or bool(_unscheduled(group))
 
 
 def _waiting_for_gang(view: JobView) -> Found | None:
@@ -315,7 +312,7 @@ def _waiting_for_gang(view: JobView) -> Found | None:
         if awaits_room(group):
             unscheduled = _unscheduled(group)
             name = f"PodGroup {group['metadata']['name']}"
-            message = str(unscheduled.get("message") or f"its pod group is {_phase(group)}")
+            message = str(unscheduled.get("message") or f"its pod group is {group['status'].get('phase')}")
             spec = group.get("spec") or {}
             gang = (spec.get("schedulingPolicy") or {}).get("gang") or {}
             need = spec.get("minMember") or gang.get("minCount")

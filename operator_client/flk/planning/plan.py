@@ -101,8 +101,11 @@ def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
                 timeout=LIMIT,
             )
         except subprocess.TimeoutExpired:
-            hint = "a loop that waits for a value of the model, as generate(), never ends: leave it out with FLK_TRIAL"
-            raise UsageError(f"the script did not reach its first step within {LIMIT:g} s", hint=hint) from None
+            raise UsageError(
+                f"the script did not reach its first step within {LIMIT:g} s",
+                hint="a loop that waits for a value of the model, as generate(), never ends: leave it out where "
+                "FLK_TRIAL is set",
+            ) from None
         if not result.exists():
             sys.stderr.write(printable_lines(process.stderr.splitlines()))
             raise FlkError(
