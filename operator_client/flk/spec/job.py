@@ -60,9 +60,7 @@ class Job(JobOptions):
         yield from self._mistakes_of_pods()
         if self.queue_priority and not self.queue:
             yield "queue_priority: needs a queue"
-        for setting in sorted(user_env.SETTABLE):
-            if "$(" not in self.env.get(setting, "$("):  # else the pods expand it
-                yield from _error(f"env.{setting}", setting.read, self.env)
+        yield from _error(f"env.{user_env.PREFLIGHT}", user_env.PREFLIGHT.read, self.env)
         for name in sorted(self.env.keys() & self.secrets.keys()):
             yield f"secrets.{name}: {name} is in env too"
         yield from self._mistakes_of_mounts()
