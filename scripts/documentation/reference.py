@@ -358,9 +358,10 @@ def causes() -> str:
     ]
     rows = [(c.awaits, f"[{c.code}](#{c.code.lower()})", c.title, c.stuck, c.remedy) for c in CAUSES if c.awaits]
     parts.append(
-        "## Nothing waits for ever\n\nA job that waits for somebody else says for whom, and becomes Stuck after some "
-        "time: `flk wait` then ends with the exit code of the cause, mostly 104. `--stuck-after` limits how long pods "
-        "may wait for a node, and `flk wait --timeout` any wait.\n\n"
+        "## What a job waits for\n\nA job that waits for somebody else says for whom. The column Stuck says "
+        "when it counts as Stuck: `flk wait` then ends with the exit code of the cause, mostly 104. Some waits have no "
+        "limit: other jobs, a queue, nodes that come back and people take their own time. `--stuck-after` limits how "
+        "long pods may wait for a node, and `flk wait --timeout` any wait.\n\n"
         + _table(("it waits for", "code", "how it is seen", "Stuck", "what to do"), rows)
     )
     for cause in CAUSES:

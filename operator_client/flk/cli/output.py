@@ -66,14 +66,14 @@ def progress_line(state: State) -> str:
     if state.attempts:
         parts.append(f"attempt {state.attempt}")
     if state.progress:
-        parts += pace(max(state.progress, key=lambda progress: progress.step))
+        parts += pace(max(state.progress, key=lambda progress: progress.step), state.finished)
     return ", ".join(parts)
 
 
-def pace(progress: Progress) -> list[str]:
+def pace(progress: Progress, finished: bool) -> list[str]:
     """Return what is known of the pace of a job, each in a few words: step, rate, shares, loss, remaining time."""
     parts = [f"step {progress.step}" + (f" of {progress.total}" if progress.total else "")]
-    if progress.step_time is not None:
+    if progress.step_time:  # 0.0: too short to tell
         parts.append(f"{progress.step_time:.3g} s/step")
     if progress.rate is not None:
         parts.append(f"{progress.rate:.4g} samples/s")
@@ -86,7 +86,7 @@ def pace(progress: Progress) -> list[str]:
             parts.append(f"{share:.0%} {what}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
-    if progress.remaining is not None:
+    if progress.remaining is not None and not finished:
         parts.append(f"{short_duration(progress.remaining)} left")
     return parts
 

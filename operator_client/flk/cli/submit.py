@@ -220,12 +220,14 @@ def init(
 
     script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
     validated({"command": [script]}, where={"command": "SCRIPT"})
-    path = Path(JOB_FILE)
+    path, new = Path(JOB_FILE), Path(f".{JOB_FILE}.new")
     if (path.exists() or path.is_symlink()) and not force:
         raise UsageError(f"{JOB_FILE} exists already", hint="--force overwrites it")
     try:
-        path.write_text(template(script, replicas), encoding="utf-8")
+        new.write_text(template(script, replicas), encoding="utf-8")
+        new.replace(path)
     except OSError as error:
+        new.unlink(missing_ok=True)
         raise UsageError(f"cannot write {JOB_FILE}: {(error.strerror or str(error)).lower()}") from None
     note(f"wrote {JOB_FILE}")
     if not Path(script).exists():

@@ -43,6 +43,7 @@ def top(
 
 
 def _job(job: str, context: str | None, namespace: str | None) -> int | None:
+    from flk.cli.output import width_of
     from flk.cli.top_text import TopData, job_lines
     from flk.jobs.answer import get_state
     from flk.jobs.live import LiveJob
@@ -55,7 +56,8 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
             live.telemetry, live.missing = measure(client, name)
         except FlkError as error:
             live.missing = str(error)
-        _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width()))
+        shown = job_lines(TopData(state, client.now(), live.telemetry, live.missing), width_of(sys.stdout) or 200)
+        print("\n".join(line.text for line in shown), flush=True)
         return None
 
     def lines(width: int) -> list[Line]:
@@ -84,18 +86,6 @@ def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
     return found, "" if found.ranks else _NO_RANKS
 
 
-def _width() -> int:
-    """Return the columns of lines that are printed once: the terminal's, else no limit."""
-    from flk.cli.output import width_of
-
-    return width_of(sys.stdout) or 200
-
-
-def _print(lines: list[Line]) -> None:
-    sys.stdout.write("".join(f"{line.text}\n" for line in lines))
-    sys.stdout.flush()
-
-
 def _show(lines: Lines, changed: threading.Event) -> None:
     """Draw the view until q. Raises KeyboardInterrupt at Ctrl-C, and what ``lines`` raises."""
     from flk.cli.live_screen import LiveScreen
@@ -107,7 +97,7 @@ def _show(lines: Lines, changed: threading.Event) -> None:
             width, height = screen.size
             found = lines(width)
             shown, scroll = window(found, height, scroll)
-            screen.draw([replace_width(line, width) for line in shown])
+            screen.draw([line._replace(text=line.text[:width]) for line in shown])
             until = time.monotonic() + _DRAW
             key = ""
             while not key and time.monotonic() < until and (width, height) == screen.size:
@@ -136,8 +126,3 @@ def window(lines: list[Line], height: int, scroll: int) -> tuple[list[Line], int
     foot = Line(f"q quit   j/k scroll{more}", "dim")
     shown = lines[scroll : scroll + room]
     return ([*shown, foot] if height > 1 else shown), scroll
-
-
-def replace_width(line: Line, width: int) -> Line:
-    """Return a line that is no longer than the terminal is wide."""
-    return line if len(line.text) <= width else line._replace(text=line.text[:width])

@@ -55,7 +55,7 @@ def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
 
 
 def job_lines(data: TopData, width: int) -> list[Line]:
-    """Return the lines of one job: head, sparklines, nodes with their ranks, the worst first, and events."""
+    """Return the lines of one job: head, sparklines, nodes with their ranks, the worst first."""
     state, telemetry = data.state, data.telemetry
     lines = _head(data)
     if telemetry is not None and telemetry.history:
@@ -84,7 +84,7 @@ def _head(data: TopData) -> list[Line]:
     if state.message:
         lines.append(Line(f"{state.reason}: {state.message}" if state.reason else state.message, "warn"))
     known = pace_of(state, telemetry)
-    parts = pace(known) if known else []
+    parts = pace(known, state.finished) if known else []
     if state.goodput and state.goodput.share is not None:
         parts.append(f"goodput {state.goodput.share:.0%}")
     return [*lines, Line("   ".join(parts))] if parts else lines

@@ -97,13 +97,12 @@ def _exceeded(view: JobView) -> Found | None:
     alike = view.sizes[0] if len(view.roles) == 1 else 1  # fewer cannot train; pods of another role may ask for less
     if over := _never(quota, requested, limited, alike):
         remedy = f"ask for less, or have the quota raised; {shown} shows it"
-        return trace.found(f"{_not_created(view, trace)}: {over}", remedy)
+        return trace.found(f"{_not_created(view, trace)}: {over}", remedy, resolves_itself=False)
     return trace.found(
         f"{_not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
         f"{limited} used)",
         f"{shown} shows who uses it; delete jobs that have ended with {view.flk('list', job='')}, ask for less, or "
         "have the quota raised",
-        resolves_itself=True,  # other jobs may free it
     )
 
 
@@ -112,6 +111,7 @@ CAUSES: Final = (
         EXCEEDED,
         _exceeded,
         grace=60,
+        cured_by="other jobs that end",
         awaits="the quota of the namespace",
     ),
     Cause(

@@ -34,6 +34,7 @@ class Found:
     resolves_itself: bool | None = None  # None: as the table says
     exit_code: ExitCode | None = None  # None: as the table says
     grace: float | None = None  # None: as the table says
+    may_last: bool = False  # whatever patience the table says
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Cause:
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds before it counts as stuck, so that people or controllers can still act
     cured_by: str = ""  # what may resolve it without a change to the job, as a noun; empty: nothing does
-    patience: float | None = None  # seconds after which it counts as stuck although it may resolve; None: it may last
+    # Seconds after which it counts as stuck although it may resolve, where something says when it began; None: it may
+    # last.
+    patience: float | None = None
     awaits: str = ""  # whom the job waits for, as a noun; empty: nobody but its own ranks and the user
     goes_on: bool = False  # the ranks of the job run meanwhile
     from_outside: bool = False  # it ends pods of the job from outside
@@ -111,7 +114,7 @@ class Cause:
         if text := _texts()[self.code].get("stuck"):
             return text
         if self.cured_by and self.patience is None:
-            return f"not by itself: it waits for {self.cured_by}"
+            return f"no limit: it waits for {self.cured_by}"
         return f"after {short_duration(self.patience or self.grace)}"
 
     def finding(self, view: JobView) -> Finding | None:
@@ -130,7 +133,7 @@ class Cause:
             since=found.since or min(times, default=view.created),
             resolves_itself=itself,
             grace=self.grace if found.grace is None else found.grace,
-            stuck_after=self.patience,
+            stuck_after=None if found.may_last or not (found.since or times) else self.patience,
             exit_code=int(self.exit_code if found.exit_code is None else found.exit_code),
         )
 
@@ -191,6 +194,11 @@ def condition_evidence(source: str, condition: Object, text: str = "") -> Eviden
     """Return a condition of an object as evidence; ``text`` is its message where nothing else is given."""
     time = timestamp(condition.get("lastTransitionTime"))
     return Evidence(source, text or one_line(condition.get("message")), f"status.conditions[{condition['type']}]", time)
+
+
+def changed_at(thing: Object) -> float:
+    """Return when somebody changed an object last, in seconds since the epoch; 0 if it does not say."""
+    return max((timestamp(entry.get("time")) for entry in thing["metadata"].get("managedFields") or []), default=0.0)
 
 
 def pod_evidence(view: JobView, pod: PodState, path: str) -> Evidence:

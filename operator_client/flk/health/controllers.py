@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, names, subject
+from flk.health.cause import Cause, Found, changed_at, names, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
+from flk.health.queue import awaits_room
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
@@ -23,7 +24,7 @@ _INSTALL: Final = {
     "pytorchjob": "; `k8s/install-operator` installs it",
     "trainjob": "; `k8s/install-trainer` installs it",
 }
-OLDEST_OPERATOR: Final = (1, 7)
+OLDEST_OPERATOR: Final = (1, 8)
 LONGEST_PAUSE: Final = 900.0  # seconds: the controller of Jobs waits up to ten minutes before it replaces a pod
 
 
@@ -114,7 +115,7 @@ def _check_deployment(cluster: Cluster, controller: Controller, deployment: Obje
         yield Result(controller.check, Level.OK, f"{what} runs")
     version = version_number(image.rpartition(":")[2])
     if controller.check == "operator" and version and version < OLDEST_OPERATOR:
-        lacks = "it does not know runPolicy.suspend, with which every job of flk begins"
+        lacks = "before 1.8 it takes invalid jobs, and leaves them without pods"
         yield Result(controller.check, Level.FAILED, f"{what} is old: {lacks}", "upgrade it; flk is tested with 1.9.4")
 
 
@@ -258,7 +259,7 @@ def _away(view: JobView) -> Found | None:
         if not troubles or troubles[0] is None or None in troubles:
             continue
         first, lacking = deployments[0]["metadata"], view.lacking
-        changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
+        changed = changed_at(deployments[0])
         where = f"Deployment {first['name']} in namespace {first['namespace']}"
         gone = view.seen_by_operator and lacking
         return Found(
@@ -275,10 +276,17 @@ def _away(view: JobView) -> Found | None:
 
 
 def _idle(view: JobView) -> Found | None:
-    """Return that a controller has left the job without pods for longer than any pause of it, and says nothing."""
+    """Return that a controller has left the job without pods for longer than any pause of it, and says nothing.
+
+    It may wait itself: for the scheduler of a gang, or for pods that run, as an initializer, before it makes others.
+    """
+    waits = "podgroups" in view.seen.unreadable or any(map(awaits_room, view.seen.pod_groups))
+    if waits or any(pod.phase == PodPhase.RUNNING for pod in view.pods):
+        return None
     conditions = [timestamp(condition.get("lastTransitionTime")) for condition in view.conditions.values()]
+    deleted = [timestamp(pod["metadata"].get("deletionTimestamp")) for pod in view.replaced_pods.values()]
     pods = [time for pod in view.pods for time in (pod.started, pod.ended) if time]
-    last = max([view.created, *conditions, *pods, *map(event_time, view.events)])
+    last = max([view.created, *conditions, *deleted, *pods, *map(event_time, view.events)])
     if view.now - last < LONGEST_PAUSE or not view.lacking:
         return None
     return Found(

@@ -95,9 +95,11 @@ def node_lost(view: JobView) -> Found | None:
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
         elif pod.node and f"nodes/{pod.node}" in view.seen.missing:
-            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
+            deleted = timestamp(view.objects[pod.name]["metadata"].get("deletionTimestamp"))
+            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more", time=deleted)))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
-            lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))
+            marked = conditions(view.objects[pod.name]).get("Ready") or {"type": "Ready"}
+            lost.append((pod, condition_evidence(f"pod {pod.name}", marked, f"{pod.reason}: {pod.message}")))
         elif ready_false := _not_ready(view, pod):
             lost.append((pod, ready_false))
     if lost:
@@ -117,6 +119,7 @@ def node_lost(view: JobView) -> Found | None:
             f"{view.flk('wait')} waits until the pod runs on another node",
             [_disruption(name, condition)],
             [name],
+            may_last=True,  # the condition may be of a pod that was replaced long ago
         )
     return None
 

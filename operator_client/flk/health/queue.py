@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
+from flk.health.cause import Cause, Found, changed_at, condition_evidence, names, pod_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
@@ -118,6 +118,9 @@ def _suspend_evidence(view: JobView) -> Evidence:
 
 
 def _preempted(view: JobView) -> Found | None:
+    waits = _waits(view, "QuotaReserved", "", [])
+    if waits is not None and waits.resolves_itself is False:  # the queue cannot start it again
+        return None
     for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
@@ -207,7 +210,8 @@ def _waits(view: JobView, kind: str, place: str, evidence: list[Evidence]) -> Fo
                 f"it waits in queue {view.queue}{place}: {said}",
                 f"{reason.remedy}; {view.kubectl('get localqueues,workloads')} shows the queue",
                 [told, *evidence],
-                since=told.time if reason.lasts else 0.0,
+                # The time of the condition is that of its status, which its reason has not changed.
+                since=max(told.time, changed_at(workload)) if reason.lasts else 0.0,
                 resolves_itself=not reason.lasts,
                 grace=_LASTING_GRACE if reason.lasts else 0.0,
             )
@@ -296,14 +300,19 @@ def _unscheduled(group: Object) -> Object:
     return next((said[kind] for kind, status in known.items() if (said.get(kind) or {}).get("status") == status), {})
 
 
+def awaits_room(group: Object) -> bool:
+    """Return whether the pods of a PodGroup, or their creation, wait until all of them fit."""
+    phase = (group.get("status") or {}).get("phase")
+    return phase in ("Pending", "Inqueue", "Unknown") or bool(_unscheduled(group))
+
+
 def _waiting_for_gang(view: JobView) -> Found | None:
     waiting = [pod for pod in view.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
     for group in view.seen.pod_groups if waiting else ():
-        phase = str((group.get("status") or {}).get("phase") or "")
-        unscheduled = _unscheduled(group)
-        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
+        if awaits_room(group):
+            unscheduled = _unscheduled(group)
             name = f"PodGroup {group['metadata']['name']}"
-            message = str(unscheduled.get("message") or f"its pod group is {phase}")
+            message = str(unscheduled.get("message") or f"its pod group is {group['status'].get('phase')}")
             spec = group.get("spec") or {}
             gang = (spec.get("schedulingPolicy") or {}).get("gang") or {}
             need = spec.get("minMember") or gang.get("minCount")

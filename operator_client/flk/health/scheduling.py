@@ -130,7 +130,7 @@ def with_patience(view: JobView, finding: Finding) -> Finding:
     """
     requested = [item for pod in view.unschedulable for item in _provisioning(view, pod)]
     if requested:
-        return replace(finding, resolves_itself=True, evidence=[*finding.evidence, requested[0]])
+        return replace(finding, resolves_itself=True, stuck_after=None, evidence=[*finding.evidence, requested[0]])
     nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:

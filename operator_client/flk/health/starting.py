@@ -284,10 +284,12 @@ def _not_set_up(view: JobView) -> Match | None:
     """Find the first pod that its node cannot set up, so that its containers do not start."""
     for pod in view.pods:
         events = view.events_of(pod.name) if pod.phase == PodPhase.STARTING else []
-        failures = [event for event in events if event.get("reason") in _SETUP_FAILURES]
-        if failures and _last(failures) > _last([event for event in events if event.get("reason") in _SET_UP]):
-            said = one_line(failures[-1].get("message"))
-            return Match([pod.name], [event_evidence(failures[-1])], (said, pod.node))
+        set_up = _last([event for event in events if event.get("reason") in _SET_UP])
+        failed = [event for event in events if event.get("reason") in _SETUP_FAILURES and event_time(event) > set_up]
+        if failed:  # their messages differ, so that each is an event of its own
+            since = max(set_up, min(event_time(event, first=True) for event in failed))
+            said = one_line(failed[-1].get("message"))
+            return Match([pod.name], [event_evidence(failed[-1])], (said, pod.node), since)
     return None
 
 

@@ -201,8 +201,10 @@ def _service_account() -> Context:
             "there is no kubeconfig, and this pod has no service account token",
             hint="set KUBECONFIG, or automountServiceAccountToken: true in this pod",
         )
-    told = SERVICE_ACCOUNT / "namespace"
-    namespace = told.read_text(encoding="utf-8").strip() if told.is_file() else "default"
+    try:
+        namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        namespace = "default"
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     cluster = {"server": server, "certificate-authority": str(authority)}
     return Context(IN_CLUSTER, namespace, cluster, {"tokenFile": str(token)})

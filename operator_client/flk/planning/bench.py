@@ -50,8 +50,8 @@ class BenchResult:
         return min(seconds, key=lambda name: seconds[name]) if seconds else None
 
     def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result in place of an older one; None if it has no key. Raises OSError."""
-        if any(name not in self.data for name in _NEEDED):
+        """Write the result in place of an older one; None if it has no key or measured nothing. Raises OSError."""
+        if not self._seconds() or any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]

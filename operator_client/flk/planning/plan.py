@@ -9,13 +9,15 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flk.errors import FlkError, UsageError
 from flk.local.machine import interpreter
 from flk.local.places import packages_folder
 from flk.spec.job import Job
 from flk.user.terminal import printable_lines
+
+LIMIT: Final = 300.0  # seconds in which a script has to reach its first step, as for strategy auto
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
     """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
 
     The packages of the job are those that `flk run` has installed. Raises UsageError if the script or the GPU type
-    cannot be planned.
+    cannot be planned, or if the script does not reach its first step in time.
     """
     python, path = interpreter()
     with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
@@ -85,17 +87,25 @@ def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (path, *packages, os.environ.get("PYTHONPATH")))
         )  # Python takes an empty one for one that is not set
-        process = subprocess.run(
-            [python, "-m", "flk_plan", json.dumps(request), *job.command],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        try:
+            process = subprocess.run(
+                [python, "-m", "flk_plan", json.dumps(request), *job.command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"the script did not reach its first step within {LIMIT:g} s",
+                hint="a loop that waits for a value of the model, as generate(), never ends: leave it out where "
+                "FLK_TRIAL is set",
+            ) from None
         if not result.exists():
             sys.stderr.write(printable_lines(process.stderr.splitlines()))
             raise FlkError(

@@ -40,20 +40,12 @@ def charts_of(report: Report) -> list[Chart]:
     return [chart for make in _CHARTS if (chart := make(report))]
 
 
-def _loss(report: Report) -> Chart | None:
-    return _line(report, "loss", "Loss", "loss", lambda each: each.loss, zero=False)
-
-
 def _throughput(report: Report) -> Chart | None:
     tokens = any(each.tokens_per_s is not None for each in _history(report))
     unit = "tokens/s" if tokens else "samples/s"
     return _line(
         report, "throughput", "Throughput", unit, lambda each: each.tokens_per_s if tokens else each.samples_per_s
     )
-
-
-def _step_time(report: Report) -> Chart | None:
-    return _line(report, "step-time", "Time of a step", "seconds per step", lambda each: each.step_seconds)
 
 
 def _memory(report: Report) -> Chart | None:
@@ -184,7 +176,15 @@ def _ranks(report: Report) -> Chart | None:
     return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", report), spec)
 
 
-_CHARTS: Final = (_attempts, _loss, _throughput, _step_time, _memory, _ranks, _goodput)
+_CHARTS: Final = (
+    _attempts,
+    lambda report: _line(report, "loss", "Loss", "loss", lambda each: each.loss, zero=False),
+    _throughput,
+    lambda report: _line(report, "step-time", "Time of a step", "seconds per step", lambda each: each.step_seconds),
+    _memory,
+    _ranks,
+    _goodput,
+)
 
 
 def _line(

@@ -107,10 +107,6 @@ def split_command(value: Any) -> Any:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def _mount(value: str) -> str:
-    return str(mounts.Mount.parse(value))
-
-
 def _secret_key(value: str) -> str:
     secret, colon, key = value.partition(":")
     if not colon:
@@ -139,10 +135,6 @@ def _hang_timeout(value: Any) -> Any:
 def _sinks(value: str) -> str:
     _of_the_ranks(parse_sinks, value)
     return value
-
-
-def _save_every(value: Any) -> Any:
-    return _of_the_ranks(lambda steps: check_interval(steps, 1), value)
 
 
 def _of_the_ranks(parse: Callable[[Any], Any], value: Any) -> Any:
@@ -178,10 +170,6 @@ def _strategy(value: str) -> str:
         raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
 
 
-def _topology(value: str) -> str:
-    return ":".join(names.split_topology(value))
-
-
 def _effect(value: str) -> str:
     if value and value not in _EFFECTS:
         raise ValueError(f"must be one of {', '.join(_EFFECTS)} (is {value!r})")
@@ -210,7 +198,7 @@ ObjectName = Annotated[str, AfterValidator(names.object_name)]
 ExtendedResource = Annotated[str, AfterValidator(names.extended_resource)]
 LabelValue = Annotated[str, AfterValidator(names.label_value)]
 Command = Annotated[list[Text], BeforeValidator(split_command), OrText()]
-Mount = Annotated[str, AfterValidator(_mount)]
+Mount = Annotated[str, AfterValidator(lambda value: str(mounts.Mount.parse(value)))]
 SecretKey = Annotated[str, AfterValidator(_secret_key)]
 Cpu = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.cpu), _QUANTITY]
 Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.memory), _QUANTITY]
@@ -229,7 +217,7 @@ HangTimeout = Annotated[
 Sinks = Annotated[str, AfterValidator(_sinks)]
 SaveEvery = Annotated[
     int,
-    PlainValidator(_save_every),
+    PlainValidator(lambda value: _of_the_ranks(lambda steps: check_interval(steps, 1), value)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
@@ -238,7 +226,7 @@ TargetName = Annotated[str, OneOf(AUTO, *names.TARGETS)]
 GpuType = Annotated[str, OneOf(*gpu_types())]
 PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
 GangName = Annotated[str, OneOf(*GANGS)]
-Topology = Annotated[str, AfterValidator(_topology)]
+Topology = Annotated[str, AfterValidator(lambda value: ":".join(names.split_topology(value)))]
 Package = Annotated[str, AfterValidator(names.package)]
 CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]

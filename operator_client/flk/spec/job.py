@@ -17,6 +17,7 @@ from flk.spec.fields import Elastic
 from flk.spec.hardware import fabrics
 from flk.spec.table import JobOptions
 from flk.spec.validation import check_all, usage_error
+from flk_runtime.contract import user_env
 from flk_runtime.contract.options import AUTO, DILOCO
 
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
@@ -59,6 +60,7 @@ class Job(JobOptions):
         yield from self._mistakes_of_pods()
         if self.queue_priority and not self.queue:
             yield "queue_priority: needs a queue"
+        yield from _error(f"env.{user_env.PREFLIGHT}", user_env.PREFLIGHT.read, self.env)
         for name in sorted(self.env.keys() & self.secrets.keys()):
             yield f"secrets.{name}: {name} is in env too"
         yield from self._mistakes_of_mounts()

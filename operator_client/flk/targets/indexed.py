@@ -46,7 +46,6 @@ JOBSET_CONTROLLER: Final = Controller(
     "jobset controller",
     "the JobSet controller",
     "app.kubernetes.io/name=jobset",
-    "jobset-system",
     "install JobSet with its own manifests, or use --target job, which needs no controller",
 )
 

@@ -52,7 +52,6 @@ class Controller:
     check: str  # name of doctor's check of this controller
     name: str  # with its article, as sentences have it
     selector: str  # labels of its Deployment and of its pods
-    namespace: str  # where its own manifests install it
     install: str  # how to install it
 
 

@@ -29,7 +29,6 @@ _OPERATOR: Final = Controller(
     "operator",
     "the training operator",
     "control-plane=kubeflow-training-operator",
-    "kubeflow",
     "install Kubeflow's training operator: k8s/install-operator in flk's repository, or its own manifests; "
     "or use --target auto, which takes what the cluster serves",
 )

@@ -40,7 +40,6 @@ _TRAINER: Final = Controller(
     "trainer",
     "Kubeflow Trainer",
     "app.kubernetes.io/name=trainer",
-    "kubeflow-system",
     "install Kubeflow Trainer 2: k8s/install-trainer in flk's repository, or its own manifests",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -246,6 +247,20 @@ def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     assert run("init") == (2, "", "error: flk.yaml exists already\nhint: --force overwrites it\n")
     missing = "flk: flk.yaml names other.py, which does not exist yet\n"
     assert run("init", "--force", "other.py") == (0, "", f"flk: wrote flk.yaml\n{missing}")
+
+
+def test_init_leaves_no_file_behind_on_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, **how: Any) -> int:
+        write_text(path, text[:10], **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert run("init") == (2, "", "error: cannot write flk.yaml: no space left on device\n")
+    assert list(Path().iterdir()) == []
+    assert run("init")[0] == 0
 
 
 @pytest.mark.parametrize("script", ["my train.py", 'it\'s #1: "x".py'])

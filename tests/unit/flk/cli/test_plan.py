@@ -36,6 +36,19 @@ def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> N
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
 
 
+def test_a_script_that_never_reaches_its_first_step_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "flk_plan.py").write_text("import signal\n\nsignal.pause()\n")
+    monkeypatch.setattr("flk.planning.plan.interpreter", lambda: (sys.executable, str(tmp_path)))
+    monkeypatch.setattr("flk.planning.plan.LIMIT", 0.5)
+    code, stdout, stderr = run("plan", "train.py")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: the script did not reach its first step within 0.5 s\nhint: ")
+
+
 @with_torch
 def test_packages_are_those_that_flk_run_has_installed(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from flk.cli.top_text import Line, TopData, job_lines, pace_of, sparkline
-from flk.jobs.state import State
+from flk.jobs.state import Phase, State
 from flk.observe.progress import Progress
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
@@ -80,6 +80,15 @@ def text(lines: list[Line]) -> str:
 def test_a_loss_that_is_no_number_is_said() -> None:
     found = replace(telemetry(), diverged=1200)
     assert "! the loss is infinite or no number since step 1,200" in text(job_lines(TopData(state(), NOW, found), 100))
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [(Phase.RUNNING, 0.5), (Phase.FAILED, 0.5), (Phase.RUNNING, 0.0)])
+def test_only_a_job_that_goes_on_at_a_known_pace_has_time_left(phase: Phase, seconds: float) -> None:
+    """Two lines of metrics may be too close together to tell the time of a step: 0.0."""
+    made = replace(state(), phase=phase, progress=[Progress(0, 40, NOW, 100, seconds)])
+    said = text(job_lines(TopData(made, NOW), 100))
+    assert ("s left" in said) == (phase == Phase.RUNNING and seconds > 0)
+    assert ("s/step" in said) == (seconds > 0)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

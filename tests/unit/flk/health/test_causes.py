@@ -71,7 +71,7 @@ def test_page(cause: Any) -> None:
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause.awaits], ids=lambda cause: cause.code)
-def test_nothing_waits_for_ever(cause: Any) -> None:
+def test_each_wait_ends_or_says_for_whom(cause: Any) -> None:
     """Each wait for somebody else has a remedy, and ends with its exit code, or says what it waits for."""
     recordings = [case.name for case in CASES if case.expected.code == cause.code]
     view = recorded.load(recorded.FOLDER / f"{recordings[0]}.json") if recordings else BUILT[cause.code][0]()
@@ -98,6 +98,18 @@ def test_a_pod_that_its_node_sets_up_at_last_is_no_trouble(later: str) -> None:
     assert [found.code for found in find(job.view())] == ([] if later else ["PodNotSetUp"])
 
 
+def test_the_failures_to_set_up_a_pod_differ_and_its_grace_begins_with_the_first_one() -> None:
+    job = JobBuilder().pod(0).pod(2).pod(1, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    job.event("FailedCreatePodSandBox", "before its image was pulled", "Pod", "gpt-worker-1")
+    job.event("Pulled", "image", "Pod", "gpt-worker-1", at="2026-01-01T00:00:05Z")
+    for second in (10, 50):
+        said = f"failed to set up sandbox {second}"
+        job.event("FailedCreatePodSandBox", said, "Pod", "gpt-worker-1", at=f"2026-01-01T00:00:{second}Z")
+    (found,) = find(job.view())
+    assert found.since == NOW - 50
+    assert "sandbox 50" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("message", "itself"), [("3 cannot allocate all claims", True), ("device class a does not exist", False)]
 )
@@ -107,12 +119,25 @@ def test_devices_of_other_jobs_are_waited_for_and_those_that_do_not_exist_are_no
 
 
 def test_an_operator_that_leaves_the_job_without_pods_and_says_nothing_is_blamed_at_last() -> None:
-    view = JobBuilder().condition("Running").pod(0).pod(1).view(controllers={"operator": [deployment(1, 1)]})
+    job = JobBuilder(2).condition("Running").ended(0, 137)
+    view = job.view(controllers={"operator": [deployment(1, 1)]})
     assert find(view) == []
     view.now += 900
     (found,) = find(view)
-    assert (found.code, found.is_stuck(view.now), found.pods) == ("OperatorNotRunning", True, ["gpt-worker-2"])
-    assert "has not created gpt-worker-2 in 16m" in found.sentence
+    assert (found.code, found.is_stuck(view.now)) == ("OperatorNotRunning", True)
+    assert "has not created gpt-worker-0 and 1 other pod in 15m30s" in found.sentence
+    view = job.pod(0).view()  # as an initializer, which the others wait for
+    view.now += 900
+    assert find(view) == []
+
+
+@pytest.mark.parametrize("seen", ["Pending", "unread"])
+def test_an_operator_that_waits_for_the_gang_scheduler_is_not_blamed(seen: str) -> None:
+    group = {"metadata": {"name": "gpt"}, "spec": {"minMember": 3}, "status": {"phase": seen}}
+    around = {"unreadable": frozenset({"podgroups"})} if seen == "unread" else {"pod_groups": [group]}
+    view = JobBuilder().condition("Running").view(**around)
+    view.now += 3600
+    assert [found.code for found in find(view)] == ([] if seen == "unread" else ["WaitingForGang"])
 
 
 @pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")

@@ -134,12 +134,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "has no pod that is ready",
     ),
-    "operator without suspend": (
+    "operator that takes invalid jobs": (
         "operator",
-        {"controllers": {"operator": [deployment(image="kubeflow/training-operator:v1.6.0")]}},
+        {"controllers": {"operator": [deployment(image="kubeflow/training-operator:v1.7.0")]}},
         None,
         Level.FAILED,
-        "runPolicy.suspend",
+        "is old: before 1.8 it takes invalid jobs",
     ),
     "operator hidden": ("operator", {"controllers": {"operator": FORBIDDEN}}, None, Level.UNKNOWN, "not known"),
     "right": ("rights", {"rights": NO_PATCH}, None, Level.FAILED, "you may not patch pytorchjobs.kubeflow.org"),

@@ -111,6 +111,26 @@ def test_the_node_of_a_failure_is_read_if_it_may_be_at_fault() -> None:
     assert needs(ended(replace(CUDA, type="ValueError", message="no label")).view()) == []
 
 
+@pytest.mark.parametrize("what", ["removed", "deleted", "silent", "replaced"])
+def test_a_pod_that_has_just_lost_its_node_is_not_stuck_in_a_job_of_hours(what: str) -> None:
+    """The pod says since when, or its controller replaces it."""
+    lost = "2026-01-01T08:00:00Z"
+    marked = [{"type": "Ready", "status": "False", "lastTransitionTime": lost}]
+    marked.append({"type": "ContainersReady", "status": "True"})
+    job = JobBuilder().all("pod").pod(1, node=NODE, conditions=marked if what == "silent" else [])
+    if what == "deleted":
+        job.pods[1]["metadata"]["deletionTimestamp"] = lost
+    if what == "replaced":
+        gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "lastTransitionTime": MADE}
+        job.replaced_pods = {POD: {"metadata": {"name": POD}, "status": {"conditions": [gone]}}}
+        del job.pods[1]
+    view = job.view(missing=frozenset() if what == "silent" else frozenset({f"nodes/{NODE}"}))
+    for seconds in (10, 1799, 1800):
+        view.now = NOW - 60 + 8 * 3600 + seconds
+        stuck = seconds == 1800 and what in ("deleted", "silent")
+        assert [(found.code, found.is_stuck(view.now)) for found in find(view)] == [("NodeLost", stuck)]
+
+
 @pytest.mark.parametrize(
     "taint",
     [

@@ -208,6 +208,7 @@ def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None
     view = later(job, nodes={"a": node()})
     assert derive(view).phase == Phase.PENDING
     assert find(view)[0].evidence[-1].text == "gpt-nodes"
+    assert derive(later(says(job, "TriggeredScaleUp", GROUP))).phase == Phase.PENDING
 
 
 def in_queue() -> JobBuilder:
@@ -263,6 +264,27 @@ def test_a_reason_of_the_queue_has_its_remedy_and_those_that_last_leave_the_job_
     assert (state.phase, state.code) == ((Phase.STUCK, 104) if stuck else (Phase.QUEUED, 101))
 
 
+def test_a_job_of_hours_whose_reason_changes_has_its_minute() -> None:
+    """The time of a condition is that of its status, and not of its reason."""
+    lacks = {"type": "QuotaReserved", "status": "False", "reason": "Misconfigured", "message": "no"}
+    written = [{"manager": "kueue", "time": MADE}, {"manager": "kueue", "time": "2026-01-01T05:00:00Z"}]
+    about = {"metadata": {"name": "w", "managedFields": written}}
+    view = in_queue().view(workloads=[{**about, "status": {"conditions": [lacks | {"lastTransitionTime": MADE}]}}])
+    (cause,) = find(view)
+    stuck = [cause.is_stuck(NOW - 60 + 5 * 3600 + seconds) for seconds in (59, 60)]
+    assert stuck == [False, True]
+
+
+def test_a_queue_that_an_evicted_job_can_never_return_to_is_told_first() -> None:
+    gone = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "no", "lastTransitionTime": MADE}
+    lacks = {"type": "QuotaReserved", "status": "False", "message": "no", "lastTransitionTime": MADE}
+    for reason, code in (("ExceedsMaxQuota", "WaitingInQueue"), ("WaitingForQuota", "PreemptedByQueue")):
+        status = {"conditions": [gone, lacks | {"reason": reason}]}
+        view = later(in_queue(), workloads=[{"metadata": {"name": "w"}, "status": status}])
+        assert [cause.code for cause in find(view)] == [code]
+        assert (derive(view).phase == Phase.STUCK) == (code == "WaitingInQueue")
+
+
 def test_a_queue_that_does_not_exist_leaves_the_job_stuck_before_kueue_0_19_too() -> None:
     lacks = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "lastTransitionTime": MADE}
     lacks |= {"message": "LocalQueue gold doesn't exist"}
@@ -302,7 +324,7 @@ def test_who_may_add_nodes() -> None:
 
 def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
-    read = dict.fromkeys(("version", "api", "rights"), nothing)
+    read = dict.fromkeys(("version", "api", "rights", "pending"), nothing)
     commands = Commands("team")
     return Cluster("team", commands, controllers={}, nodes=nodes, pending=[], autoscaler=autoscaler, **read)
 

@@ -359,6 +359,9 @@ def test_service_account_of_a_pod(use: Any, tmp_path: Path, monkeypatch: pytest.
     access = connect()
     assert (access.server, access.namespace) == ("https://[fd00::1]:443", "team")
     assert authorization(access) == f"Bearer {SECRET}"
+    (tmp_path / "namespace").unlink()
+    (tmp_path / "namespace").symlink_to("/proc/self/mem")  # which cannot be read
+    assert load().namespace == "default"
 
 
 def test_a_home_of_another_user_has_no_kubeconfig(

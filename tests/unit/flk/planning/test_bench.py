@@ -58,6 +58,9 @@ def test_the_newest_result_of_a_model_on_some_hardware_is_kept(tmp_path: Path) -
     job = Job(command="train.py", replicas=2, resources={"gpu": 8})  # type: ignore[arg-type]
     assert [each["model"] for each in measured(job, tmp_path)] == ["b", "a"]
     assert BenchResult({"strategies": {}}).keep(tmp_path) is None
+    failed = BenchResult({**result(5.0).data, "strategies": {"ddp": {"error": "out of memory"}}})
+    assert failed.keep(tmp_path) is None
+    assert kept_results(tmp_path)[-1]["time"] == 4.0
 
 
 def test_the_faster_of_two_rounds_counts_and_an_error_in_either() -> None:

@@ -69,6 +69,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is the number 1)"),
         ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
+        ({"env": {"FLK_PREFLIGHT": "-shm"}}, "flk.yaml: env.FLK_PREFLIGHT: FLK_PREFLIGHT=-shm: expected on or off"),
         ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: A is in env too"),
         ({"secrets": {"A": "s"}}, "flk.yaml: secrets.A: must be SECRET:KEY, the name of a Secret and a key in it"),
         ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be one of PVC:/PATH[:ro], nfs://SERVER/PATH:/PATH[:ro], secret:NAME:/PATH, configmap:NAME:/PATH, hostpath:/PATH:/PATH[:ro] (is 'data')"),  # noqa: E501
