@@ -102,6 +102,11 @@ class Lead:
         """Wait a second for the average."""
         return self._poll(lambda: self._result is not None)
 
+    def say_missing(self) -> None:
+        """Print what this worker waits for."""
+        if self._exchange:
+            say(f"worker {self._membership.worker} waits for {self._exchange.missing}")
+
     def close(self) -> None:
         """Tell the hub that this worker has finished."""
         if self._exchange:

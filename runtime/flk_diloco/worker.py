@@ -132,7 +132,8 @@ class OuterLoop:
                 progress.heartbeat()
                 if not noticed and time.monotonic() - began > _NOTICE:
                     noticed = True
-                    self._say(f"worker {self._membership.worker} waits for the others")
+                    if self._lead:
+                        self._lead.say_missing()
         return str(outcome)
 
     def _adopt(self, version: int, steps: int) -> int:

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers import trainer as trainers
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
 
 from flk_hosts.accelerate import PreparedLoader, is_placeable
 from flk_runtime.checkpoint.stateful import per_rank
@@ -112,6 +113,8 @@ class _Host:
             self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
             if not loop.steps:
                 return train(resume_from_checkpoint=resume_from_checkpoint, **more)
+            if theirs := _named(resume_from_checkpoint, self._trainer.args.output_dir):
+                loop.print(f"flk: {theirs} is ignored: flk has a checkpoint, of step {loop.steps}")
             with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
                 with open(os.path.join(self._folder, _STATE_FILE), "w") as file:
                     file.write(self._counters.saved["state"])
@@ -181,8 +184,8 @@ class _Host:
         if loop.steps and saved and saved["batch"] != batch:
             raise SetupError(
                 f"adopt: the checkpoint is of steps of {saved['batch']} samples, and now a step has {batch}: the "
-                "trainer would not find its place in the data; let per_device_train_batch_size x "
-                "gradient_accumulation_steps be the same"
+                "trainer would not find its place in the data; resume with the same number of ranks, "
+                "per_device_train_batch_size and gradient_accumulation_steps"
             )
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         objects = {"model": trainer.model_wrapped, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
@@ -311,6 +314,13 @@ class _Sums:
         for name, value in state.items():
             now = getattr(self._trainer, name, None)
             setattr(self._trainer, name, torch.full_like(now, value) if isinstance(now, torch.Tensor) else value)
+
+
+def _named(asked: Any, folder: str) -> Any:
+    """The checkpoint that ``resume_from_checkpoint`` asks for; True is the last one in the trainer's folder."""
+    if asked is not True:
+        return asked
+    return get_last_checkpoint(folder) if os.path.isdir(folder) else None
 
 
 def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:
