@@ -102,10 +102,10 @@ class Lead:
         """Wait a second for the average."""
         return self._poll(lambda: self._result is not None)
 
-    def say_missing(self) -> None:
-        """Print what this worker waits for."""
-        if self._exchange:
-            say(f"worker {self._membership.worker} waits for {self._exchange.missing}")
+    @property
+    def missing(self) -> str:
+        """What this worker waits for."""
+        return self._exchange.missing if self._exchange else "the others"
 
     def close(self) -> None:
         """Tell the hub that this worker has finished."""

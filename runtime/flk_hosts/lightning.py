@@ -143,8 +143,10 @@ class Flk(Callback):  # type: ignore[misc]
         if self._ours:
             connector._loaded_checkpoint = {}
             if step:
-                kept = self._state.saved["global_step"]
-                self.loop.print(f"flk: ckpt_path, of step {step}, is ignored: flk has a checkpoint, of step {kept}")
+                self.loop.print(
+                    f"flk: ckpt_path, of step {step}, is ignored: flk has a checkpoint, of step "
+                    f"{self._state.saved['global_step']}"
+                )
         elif step:
             self.loop.begin_at(step)
 

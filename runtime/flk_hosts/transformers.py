@@ -113,8 +113,11 @@ class _Host:
             self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
             if not loop.steps:
                 return train(resume_from_checkpoint=resume_from_checkpoint, **more)
-            if theirs := _named(resume_from_checkpoint, self._trainer.args.output_dir):
-                loop.print(f"flk: {theirs} is ignored: flk has a checkpoint, of step {loop.steps}")
+            theirs = resume_from_checkpoint
+            if theirs is True and os.path.isdir(self._trainer.args.output_dir):
+                theirs = get_last_checkpoint(self._trainer.args.output_dir)
+            if theirs:
+                loop.print(f"flk: resume from {theirs} is ignored: flk has a checkpoint, of step {loop.steps}")
             with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
                 with open(os.path.join(self._folder, _STATE_FILE), "w") as file:
                     file.write(self._counters.saved["state"])
@@ -314,13 +317,6 @@ class _Sums:
         for name, value in state.items():
             now = getattr(self._trainer, name, None)
             setattr(self._trainer, name, torch.full_like(now, value) if isinstance(now, torch.Tensor) else value)
-
-
-def _named(asked: Any, folder: str) -> Any:
-    """The checkpoint that ``resume_from_checkpoint`` asks for; True is the last one in the trainer's folder."""
-    if asked is not True:
-        return asked
-    return get_last_checkpoint(folder) if os.path.isdir(folder) else None
 
 
 def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:

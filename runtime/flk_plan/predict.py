@@ -263,5 +263,6 @@ def _copy_seconds(each: Collective, cluster: Cluster) -> float:
     """
     if each.unit is None or each.kind is CollectiveKind.ALL_REDUCE:
         return 0.0
-    bandwidth = cluster.gpu.bandwidth * MEMORY_EFFICIENCY
-    return 2 * each.full_bytes / bandwidth + LAUNCH_SECONDS * len(each.unit.parameters)
+    return LAUNCH_SECONDS * len(each.unit.parameters) + 2 * each.full_bytes / (
+        cluster.gpu.bandwidth * MEMORY_EFFICIENCY
+    )

@@ -51,8 +51,11 @@ def _chosen(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, .
     name = "metrics" if text is not None else user_env.METRICS
     given = user_env.METRICS.read(variables) if text is None else text or NO_SINK
     if not given:
-        able = [each for each in implied_sinks(variables) if _is_installed(each.kind)]
-        return tuple(each for each in able if each.kind != WANDB or not _would_ask(variables))
+        return tuple(
+            each
+            for each in implied_sinks(variables)
+            if _is_installed(each.kind) and not (each.kind == WANDB and _would_ask(variables))
+        )
     try:
         named = parse_sinks(given)
     except ValueError as error:
@@ -74,11 +77,9 @@ def _chosen(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, .
 
 def _would_ask(variables: Mapping[str, str]) -> bool:
     """Whether W&B would ask for a key in this terminal, while the training goes on. A script may log in by itself."""
-    if not (sys.stdin and sys.stdin.isatty()) or "wandb" in sys.modules or variables.get("RANK", "0") != "0":
-        return False
-    if variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS):
-        return False
-    return not any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)
+    asks = bool(sys.stdin and sys.stdin.isatty()) and "wandb" not in sys.modules
+    is_told = variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS)
+    return asks and not is_told and not any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)
 
 
 def _is_installed(package: str) -> bool:

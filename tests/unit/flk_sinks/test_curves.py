@@ -122,7 +122,7 @@ def test_wandb_without_a_key_asks_for_none_in_a_terminal(
     with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
         _chosen("wandb", {"WANDB_MODE": "online"})
     assert _chosen(None, {"WANDB_PROJECT": "p"}) == ()
-    for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}, {"RANK": "1"}):
+    for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
         assert [each.kind for each in _chosen("wandb", enough)] == ["wandb"]
     monkeypatch.setattr(sys, "stdin", None)
     assert [each.kind for each in _chosen("wandb", {})] == ["wandb"]
