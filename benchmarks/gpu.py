@@ -7,8 +7,7 @@ A GPT-2 with 124 million parameters and a Llama with 1.4 billion train in bf16 w
 - rates: steps per second with flk.init, parallelize, loader and step, and by hand with torch in the same process, under
   ddp and full_shard, plain and with compiled blocks. Goal: at least 0.98.
 - plan: memory and tokens per second that `flk plan` predicts, and measured. Goals: within a factor of 1.1 for memory,
-  as torch's allocator has reserved it, and of 1.25 for tokens per second. No constant was
-  chosen by these figures.
+  as torch's allocator has reserved it, and of 1.25 for tokens per second. No constant was chosen by these figures.
 - saves: how long a save in memory of the small model's state, 1.5 GB, stops the training. Goals: at most 0.1 of
   torch.save to the same tmpfs, at most the time of torch's async_save with pinned memory, at most 1.3 times that of a
   plain copy of as many bytes to pinned memory. Steps per second with saves, against none: at least 0.9 every 10 steps
@@ -17,8 +16,8 @@ A GPT-2 with 124 million parameters and a Llama with 1.4 billion train in bf16 w
 - recovery: from the SIGKILL of the rank to its next step with the state restored from memory, and from the launch to
   the first step, against torchrun with a torch.save in tmpfs. Goals: at most 0.5, and at most 0.7.
 
-It needs torch 2.9. Each part prints a table for benchmarks/results.md when it has ended. --tiny tries
-everything with small models; with --device cpu it needs no GPU.
+It needs torch 2.9. Each part prints a table for benchmarks/results.md when it has ended. --tiny tries everything with
+small models; with --device cpu it needs no GPU.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 `flk submit` of a script is compared with `kubectl apply` of the manifests that `flk render` makes of the same script,
 in the same cluster and a namespace of its own, and an indexed Job, which needs no operator, with a PyTorchJob, both of
-`flk submit`. The manifests are rendered before the time begins, and kubectl gets the
-ConfigMaps before the job, so that its pods never wait for them. The time ends when the last rank has made its first
-step, by the clock of the machine, which the nodes of a kind cluster share. Goals: at most 1.1 times
-kubectl's time, and a Job at most as long as a PyTorchJob.
+`flk submit`. The manifests are rendered before the time begins, and kubectl gets the ConfigMaps before the job, so that
+its pods never wait for them. The time ends when the last rank has made its first step, by the clock of the machine,
+which the nodes of a kind cluster share. Goals: at most 1.1 times kubectl's time, and a Job at most as long as a
+PyTorchJob.
 
 It needs the kind cluster --cluster with the training operator and flk's CPU image in it, see `make image`.
 """

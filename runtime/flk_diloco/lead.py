@@ -102,6 +102,11 @@ class Lead:
         """Wait a second for the average."""
         return self._poll(lambda: self._result is not None)
 
+    @property
+    def missing(self) -> str:
+        """What this worker waits for."""
+        return self._exchange.missing if self._exchange else "the others"
+
     def close(self) -> None:
         """Tell the hub that this worker has finished."""
         if self._exchange:

@@ -132,7 +132,7 @@ class OuterLoop:
                 progress.heartbeat()
                 if not noticed and time.monotonic() - began > _NOTICE:
                     noticed = True
-                    self._say(f"worker {self._membership.worker} waits for the others")
+                    self._say(f"worker {self._membership.worker} waits for {self._lead and self._lead.missing}")
         return str(outcome)
 
     def _adopt(self, version: int, steps: int) -> int:

@@ -139,9 +139,15 @@ class Flk(Callback):  # type: ignore[misc]
 
     def _choose(self, connector: Any) -> None:
         """Take flk's checkpoint, else the trainer's own, which has been read if there is one."""
+        step = int(connector._loaded_checkpoint.get("global_step", 0))
         if self._ours:
             connector._loaded_checkpoint = {}
-        elif step := int(connector._loaded_checkpoint.get("global_step", 0)):
+            if step:
+                self.loop.print(
+                    f"flk: ckpt_path, of step {step}, is ignored: flk has a checkpoint, of step "
+                    f"{self._state.saved['global_step']}"
+                )
+        elif step:
             self.loop.begin_at(step)
 
     def _restore(self, trainer: Any, connector: Any) -> None:
@@ -208,7 +214,7 @@ class Flk(Callback):  # type: ignore[misc]
 class _State:
     """What a Trainer's own checkpoint has besides the model, the optimizers and the schedulers.
 
-    What callbacks keep in such a checkpoint is kept too. The state of the model is left out, unless one replaces it.
+    What callbacks keep in such a checkpoint is kept too. The state of the model is left out, unless one changes it.
     """
 
     def __init__(self) -> None:
@@ -244,11 +250,12 @@ class _State:
         }
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
-        weights = state["state_dict"]
+        weights = dict(state["state_dict"])
         call._call_callbacks_on_save_checkpoint(trainer, state)
         call._call_lightning_module_hook(trainer, "on_save_checkpoint", state)
-        if state.get("state_dict") is weights:
-            del state["state_dict"]
+        left = state.get("state_dict", {})
+        if left.keys() == weights.keys() and all(left[name] is weights[name] for name in weights):
+            state.pop("state_dict", None)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

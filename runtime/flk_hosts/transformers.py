@@ -19,6 +19,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers import trainer as trainers
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
 
 from flk_hosts.accelerate import PreparedLoader, is_placeable
 from flk_runtime.checkpoint.stateful import per_rank
@@ -112,6 +113,11 @@ class _Host:
             self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
             if not loop.steps:
                 return train(resume_from_checkpoint=resume_from_checkpoint, **more)
+            theirs = resume_from_checkpoint
+            if theirs is True and os.path.isdir(self._trainer.args.output_dir):
+                theirs = get_last_checkpoint(self._trainer.args.output_dir)
+            if theirs:
+                loop.print(f"flk: resume from {theirs} is ignored: flk has a checkpoint, of step {loop.steps}")
             with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
                 with open(os.path.join(self._folder, _STATE_FILE), "w") as file:
                     file.write(self._counters.saved["state"])
@@ -181,8 +187,8 @@ class _Host:
         if loop.steps and saved and saved["batch"] != batch:
             raise SetupError(
                 f"adopt: the checkpoint is of steps of {saved['batch']} samples, and now a step has {batch}: the "
-                "trainer would not find its place in the data; let per_device_train_batch_size x "
-                "gradient_accumulation_steps be the same"
+                "trainer would not find its place in the data; resume with the same number of ranks, "
+                "per_device_train_batch_size and gradient_accumulation_steps"
             )
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         objects = {"model": trainer.model_wrapped, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}

@@ -112,7 +112,10 @@ def run_plan(
                     timeout=limit,
                 )
             except subprocess.TimeoutExpired:
-                raise SetupError(f"the script did not reach its first step within {limit:g} s") from None
+                raise SetupError(
+                    f"the script did not reach its first step within {limit:g} s: leave out what takes long before it, "
+                    f"or waits for values of the model, such as generate(), where ${user_env.TRIAL} is set"
+                ) from None
         if not result.exists():
             last = last_line(output.read_text(errors="replace").split("\n"))
             raise SetupError(f"the script failed while it was planned (exit code {process.returncode}): {last[:200]}")

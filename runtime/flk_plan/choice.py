@@ -13,7 +13,9 @@ from flk_plan.predict import Prediction
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import SetupError
 
-_AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer
+# A strategy that communicates less is chosen if it takes at most this factor longer.
+_AS_FAST: Final = 1.01
+_MEASURED_AS_FAST: Final = 1.05  # two measurements of one strategy differ, too
 
 
 def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -25,7 +27,7 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
     steps = _matching(measured, identity(captured, cluster))
     seconds = {name: steps[name] for name in strategies_of(captured, cluster) if name in steps}
     if len(seconds) > 1:
-        return _answer(seconds, "measured by flk bench", [])
+        return _answer(seconds, "measured by flk bench", [], _MEASURED_AS_FAST)
     if not cluster.gpu.is_known:
         raise SetupError(
             f"there are no figures for a {cluster.gpu.name}, only for {', '.join(GPUS)}: `flk bench` can measure it"
@@ -53,10 +55,12 @@ def _matching(measured: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> d
     return {}
 
 
-def _answer(seconds: Mapping[str, float], how: str, tight: Sequence[Prediction]) -> dict[str, str]:
+def _answer(
+    seconds: Mapping[str, float], how: str, tight: Sequence[Prediction], as_fast: float = _AS_FAST
+) -> dict[str, str]:
     """The fastest strategy. Of several that are as fast, the first, which communicates least."""
     fastest = min(seconds.values())
-    strategy = next(name for name, value in seconds.items() if value <= fastest * _AS_FAST)
+    strategy = next(name for name, value in seconds.items() if value <= fastest * as_fast)
     others = [f"{name} {_time(value)}" for name, value in seconds.items() if name != strategy]
     others += [f"{row.strategy} does not fit ({size_text(row.total)})" for row in tight]
     reason = f"{_time(seconds[strategy])} for a step ({how})"

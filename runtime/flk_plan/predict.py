@@ -16,6 +16,7 @@ import torch
 from flk_plan.communication import Cluster, Collective, CollectiveKind, When, collectives, shard_count
 from flk_plan.hardware import (
     FRAGMENTATION,
+    LAUNCH_SECONDS,
     MEMORY_EFFICIENCY,
     RESERVED,
 )
@@ -229,7 +230,7 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
     if not sent:
         return wire, 0.0
-    copied = sum(map(_copied_bytes, sent)) / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    copied = sum(_copy_seconds(each, cluster) for each in sent)
     if not cluster.gpu.overlaps:
         return wire, copied + sum(each.seconds(cluster) for each in sent)
     forward = sum(each.seconds for each in work.trace.segments if not each.backward)
@@ -253,10 +254,15 @@ def _is_first(unit: Unit, first: Collective) -> bool:
     return unit is first.unit or (unit.block == OUTSIDE and not unit.is_kept)
 
 
-def _copied_bytes(each: Collective) -> float:
-    """Bytes that FSDP reads and writes to split gathered data into parameters, or to copy gradients into a buffer.
+def _copy_seconds(each: Collective, cluster: Cluster) -> float:
+    """Time in which FSDP splits gathered data into parameters, or copies gradients into a buffer.
 
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
+    It reads and writes all bytes, and the host launches an operation for each parameter. Source:
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
     reduce-scatter). DDP's copies of gradients into its buckets and back are not counted.
     """
-    return 0.0 if each.kind is CollectiveKind.ALL_REDUCE else 2 * each.full_bytes
+    if each.unit is None or each.kind is CollectiveKind.ALL_REDUCE:
+        return 0.0
+    return LAUNCH_SECONDS * len(each.unit.parameters) + 2 * each.full_bytes / (
+        cluster.gpu.bandwidth * MEMORY_EFFICIENCY
+    )

@@ -28,6 +28,9 @@ from flk_sinks.writer import Writer, close
 
 # Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
 _TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 3.0}
+# Variables and files that may give W&B a key.
+_LOGINS: Final = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_ANONYMOUS", "WANDB_CONFIG_DIR", "NETRC")
+_LOGIN_FILES: Final = ("~/.netrc", "~/_netrc", "~/.config/wandb/settings", "wandb/settings")
 _OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -48,7 +51,11 @@ def _chosen(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, .
     name = "metrics" if text is not None else user_env.METRICS
     given = user_env.METRICS.read(variables) if text is None else text or NO_SINK
     if not given:
-        return tuple(each for each in implied_sinks(variables) if _is_installed(each.kind))
+        return tuple(
+            each
+            for each in implied_sinks(variables)
+            if _is_installed(each.kind) and not (each.kind == WANDB and _would_ask(variables))
+        )
     try:
         named = parse_sinks(given)
     except ValueError as error:
@@ -61,7 +68,18 @@ def _chosen(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, .
             )
         if each.kind == MLFLOW and not variables.get("MLFLOW_TRACKING_URI"):
             raise SetupError(f"{name}: mlflow needs the address of its server in MLFLOW_TRACKING_URI")
+        if each.kind == WANDB and _would_ask(variables):
+            raise SetupError(
+                f"{name}: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline for files that `wandb sync` sends"
+            )
     return named
+
+
+def _would_ask(variables: Mapping[str, str]) -> bool:
+    """Whether W&B would ask for a key in this terminal, while the training goes on. A script may log in by itself."""
+    asks = bool(sys.stdin and sys.stdin.isatty()) and "wandb" not in sys.modules
+    is_told = variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS)
+    return asks and not is_told and not any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)
 
 
 def _is_installed(package: str) -> bool:

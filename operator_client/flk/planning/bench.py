@@ -27,7 +27,7 @@ _NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others ca
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Measurements and predictions of the ranks, as plain data."""
+    """The measurements of the ranks, as plain data."""
 
     data: Mapping[str, Any]
 

@@ -420,3 +420,13 @@ def test_the_agreed_state_is_refused_where_the_parameters_have_another_order(mon
     loop.load_state_dict({"names": ["a", "b"], "version": 1})
     with pytest.raises(ValueError, match="in another order"):
         loop.load_state_dict({"names": ["b", "a"], "version": 1})
+
+
+def test_a_worker_that_waits_says_why_it_has_no_hub() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"  # at which nothing listens afterwards
+    lead = Lead({"weight": torch.Size([3])}, torch.ones(3), 0, DiLoCo(), Membership(1, 2, address, "s"))
+    lead.connect()
+    refused = f"the hub at {address}: [Errno 111] Connection refused"
+    until(lambda: lead.missing == refused, "the connection fails", context=lambda: lead.missing)
+    lead.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,33 @@ def test_the_state_of_the_model_is_kept_only_if_a_callback_has_replaced_it() -> 
     plain.load_state_dict(plain.state_dict())
     assert "state_dict" not in plain.saved
     assert set(plain.with_weights()["state_dict"]) == {"layer.weight", "layer.bias"}
+
+
+def test_what_a_callback_changes_in_the_state_of_the_model_is_kept() -> None:
+    import lightning
+
+    class Adds(lightning.Callback):  # type: ignore[misc]
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"]["extra"] = torch.ones(1)
+
+    class Averages(lightning.Callback):  # type: ignore[misc]
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"].update({"layer.bias": torch.full((1,), 7.0)})
+
+    assert set(state_of(Adds).state_dict()["state_dict"]) == {"layer.weight", "layer.bias", "extra"}
+    assert state_of(Averages).state_dict()["state_dict"]["layer.bias"].item() == 7
+
+
+def test_a_ckpt_path_that_is_not_read_is_named() -> None:
+    from flk_hosts.lightning import Flk
+
+    flk, printed = Flk(), []
+    flk._ours, flk._state.saved = True, {"global_step": 1000}
+    flk._loop = SimpleNamespace(print=printed.append)  # type: ignore[assignment]
+    connector = SimpleNamespace(_loaded_checkpoint={"global_step": 1900})
+    flk._choose(connector)
+    assert connector._loaded_checkpoint == {}
+    assert printed == ["flk: ckpt_path, of step 1900, is ignored: flk has a checkpoint, of step 1000"]
 
 
 def test_the_options_of_the_callback_are_named_for_command_lines_that_read_them() -> None:

@@ -102,8 +102,10 @@ def test_a_result_is_of_the_same_model_whatever_names_its_blocks() -> None:
 
 
 def test_of_two_that_are_as_fast_it_is_what_communicates_less() -> None:
+    """Measured times differ by more than predicted ones."""
     model, cluster = captured(), on(1, 8)
-    assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.1999)])["strategy"] == "ddp"
+    assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.192)])["strategy"] == "ddp"
+    assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.188)])["strategy"] == "full_shard"
 
 
 @pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flk_plan.communication import Cluster, collectives
-from flk_plan.hardware import FRAGMENTATION, GPUS, find_gpu
+from flk_plan.hardware import FRAGMENTATION, GPUS, LAUNCH_SECONDS, find_gpu
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import Parameter, Unit
 from flk_plan.trace import LOSS, OUTSIDE, Segment, StepTrace
@@ -85,3 +85,17 @@ def test_no_computation_hides_what_is_sent_of_the_root(strategy: str, shards: in
     found = predict(strategy, work, cluster)
     assert of_root > 1
     assert found.exposed_seconds == pytest.approx(of_root)
+
+
+def test_the_host_launches_an_operation_for_each_parameter_that_fsdp_gathers_or_reduces() -> None:
+    """Else a small model, for which the host is too slow, would look faster sharded than it is."""
+    work = workload()
+    parts = (Parameter((1,), 4, trained=True, state=()),) * 10
+    more = replace(work, units=[replace(unit, parameters=unit.parameters + parts) for unit in work.units])
+    cluster = Cluster(1, RANKS, replace(GPUS["h100"], bandwidth=1e30, link=1e30), 1e30)
+    longer = {
+        name: predict(name, more, cluster).exposed_seconds - predict(name, work, cluster).exposed_seconds
+        for name in ("ddp", "shard_grad_op")
+    }
+    assert longer["shard_grad_op"] == pytest.approx(3 * 10 * 2 * LAUNCH_SECONDS)
+    assert longer["ddp"] == pytest.approx(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,23 @@ def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) ->
         _chosen(None, {"FLK_METRICS": "mlflow"})
     with pytest.raises(SetupError, match="FLK_METRICS=neptune: expected tensorboard:/PATH"):
         _chosen(None, {"FLK_METRICS": "neptune"})
+
+
+def test_wandb_without_a_key_asks_for_none_in_a_terminal(
+    installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would ask from a thread, while the training goes on."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
+        _chosen("wandb", {"WANDB_MODE": "online"})
+    assert _chosen(None, {"WANDB_PROJECT": "p"}) == ()
+    for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
+        assert [each.kind for each in _chosen("wandb", enough)] == ["wandb"]
+    monkeypatch.setattr(sys, "stdin", None)
+    assert [each.kind for each in _chosen("wandb", {})] == ["wandb"]
 
 
 def test_the_folder_that_wandb_writes_to_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
