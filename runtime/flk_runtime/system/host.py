@@ -61,18 +61,6 @@ def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
     return name, environ.get(name)
 
 
-def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """Number of GPUs that this container may use: the GPUs in a variable (VISIBLE_DEVICES), else the device files.
-
-    The device files are NVIDIA's, or AMD's render nodes where there is its compute driver (/dev/kfd).
-    """
-    _, visible = visible_devices(environ)
-    if visible is not None:
-        return len(pod_layout.gpu_names(visible))
-    nvidia = list(devices.glob("nvidia[0-9]*"))
-    return len(nvidia) if nvidia or not (devices / "kfd").exists() else len(list(devices.glob("dri/renderD*")))
-
-
 def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of processes of this container that the kernel has killed at the memory limit."""
     for path in (root / "memory.events", root / "memory" / "memory.oom_control"):

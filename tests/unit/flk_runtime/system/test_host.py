@@ -46,26 +46,6 @@ def test_oom_kills(tmp_path: Path, content: dict[str, str], expected: int) -> No
     assert host.oom_kills(files(tmp_path, content)) == expected
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"), [(None, 2), ("", 0), ("-1", 0), ("3", 1), ("0,1,2", 3), ("GPU-1a,MIG-2b", 2)]
-)
-def test_gpu_count(tmp_path: Path, visible: str | None, expected: int) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
-        (tmp_path / name).touch()
-    assert host.gpu_count({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
-
-
-def test_gpu_count_of_amds_devices(tmp_path: Path) -> None:
-    (tmp_path / "dri").mkdir()
-    for name in ("dri/renderD128", "dri/renderD129", "dri/card0"):
-        (tmp_path / name).touch()
-    assert host.gpu_count({}, tmp_path) == 0  # a graphics card without the compute driver
-    (tmp_path / "kfd").touch()
-    assert host.gpu_count({}, tmp_path) == 2
-    assert host.gpu_count({"HIP_VISIBLE_DEVICES": "0"}, tmp_path) == 1
-    assert host.gpu_count({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 2
-
-
 def test_source_address() -> None:
     assert host.source_address("127.0.0.1") == "127.0.0.1"
     assert host.source_address("no.such.name.invalid") == ""
