@@ -326,7 +326,7 @@ def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
     nothing = Unreadable("not read")
     read = dict.fromkeys(("version", "api", "rights", "pending"), nothing)
     commands = Commands("team")
-    return Cluster("team", commands, controllers={}, nodes=nodes, pending=[], autoscaler=autoscaler, **read)
+    return Cluster("team", commands, controllers={}, nodes=nodes, autoscaler=autoscaler, **read)
 
 
 def a_job(**spec: Any) -> Pods:
