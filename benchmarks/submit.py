@@ -122,7 +122,7 @@ def seconds_to_first_step(side: str, target: str, cluster: Cluster, options: Seq
     if side == "flk submit":
         cluster.run([*flk, "submit", *job])
     else:
-        cluster.kubectl("apply", "-f", "-", stdin=listed)
+        cluster.kubectl("apply", "--server-side", "-f", "-", stdin=listed)  # client-side, an archive is too long
     condition = "Succeeded" if target == "pytorchjob" else "Complete"
     cluster.kubectl("wait", f"--for=condition={condition}", f"{target}/{name}", f"--timeout={LIMIT}s")
     log = cluster.kubectl("logs", "--selector", f"flk.dev/job={name}", "--tail=-1")
