@@ -256,12 +256,16 @@ def kill_adopted(keep: Callable[[], Iterable[int]], *, spare_trackers: bool) -> 
     return len(left)
 
 
-def children() -> set[int]:
-    """The child processes of this process, as far as /proc shows them (Linux with CONFIG_PROC_CHILDREN)."""
+def children(process: int | str = "self") -> set[int]:
+    """The child processes of a process, by default of this one, as far as /proc shows them.
+
+    That takes Linux with CONFIG_PROC_CHILDREN.
+    """
     found: set[int] = set()
-    for thread in os.listdir("/proc/self/task") if pod_layout.LINUX else ():
-        with contextlib.suppress(OSError):
-            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    with contextlib.suppress(OSError):  # not Path.glob: it raises when a process ends meanwhile
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                found.update(map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split()))
     return found
 
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import observer
 from flk_runtime.shared.observer import Pending
+from flk_runtime.system import host
 
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 2  # beside the main thread
@@ -144,13 +145,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # not Path.glob: it raises when a process ends meanwhile
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                    found += [int(child), *_descendants(int(child))]
-    return found
+    return [each for child in sorted(host.children(pid)) for each in (child, *_descendants(child))]
 
 
 def _ask_for_stacks(pid: int, path: str) -> str:
