@@ -46,6 +46,7 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
+from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE
 from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
 
@@ -228,7 +229,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
+        remedy = f"change --gpu, nodes.selector, nodes.tolerations or the patch{_other_image(pods.spec)}"
+        yield _no_node(cluster, found, remedy, code)
         return
     most = sum(fitting(allocatable(node), pods.requests) for node in allowed)
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
@@ -261,6 +263,13 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
     code = "NodesNotReady" if all(map(is_node_state, taints)) else "TaintNotTolerated"
     return f"no node accepts the job's pods: {_refusals(selected, spec)}", code
+
+
+def _other_image(spec: Object) -> str:
+    """Return a further remedy for pods that need nodes of the default image's architecture; empty for others."""
+    named = any(container.get("image") == DEFAULT_IMAGE for container in spec.get("containers") or [])
+    only = ", ".join(IMAGE_ARCHITECTURE.values())
+    return f", or choose an image for nodes that are not {only} (--image): the default has no other" if named else ""
 
 
 def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:
@@ -418,7 +427,7 @@ def _selector(view: JobView) -> Found | None:
     return found.found(
         f"{found}: no node that could take {them} has the labels {wanted}",
         f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
-        "--node-selector",
+        f"--node-selector{_other_image(spec)}",
         Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector"),
     )
 

@@ -46,6 +46,7 @@ DEFAULT_TARGET: Final = "pytorchjob"
 # PyTorch's own image, which every cluster with a way to Docker Hub can pull, and which runs without GPUs too. A release
 # that publishes flk's own images names one of them here.
 DEFAULT_IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+IMAGE_ARCHITECTURE: Final = {"kubernetes.io/arch": "amd64"}  # the only one of the default image, as nodes' label
 NO_GANG: Final = "none"
 # What a job can become, and the text that each target puts between the name of the job and the index of a pod.
 TARGETS: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
