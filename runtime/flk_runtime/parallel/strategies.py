@@ -19,6 +19,7 @@ from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
+    check_compiles,
     check_recomputed,
     compile_module,
     recompute_activations,
@@ -95,6 +96,8 @@ def parallelize(
     if options.recompute and not blocks:
         raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
     check_recomputed(recomputed, options.compile)
+    if options.compile:
+        check_compiles(options.compile)
 
     def apply() -> ParallelModel:
         for each in recomputed:
