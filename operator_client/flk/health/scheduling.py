@@ -46,7 +46,7 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
-from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE
+from flk.spec.names import DEFAULT_IMAGE
 from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
 
@@ -268,8 +268,7 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
 def _other_image(spec: Object) -> str:
     """Return a further remedy for pods that need nodes of the default image's architecture; empty for others."""
     named = any(container.get("image") == DEFAULT_IMAGE for container in spec.get("containers") or [])
-    only = ", ".join(IMAGE_ARCHITECTURE.values())
-    return f", or choose an image for nodes that are not {only} (--image): the default has no other" if named else ""
+    return ", or choose an image for the architecture of the nodes (--image)" if named else ""
 
 
 def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:

@@ -361,7 +361,7 @@ def test_a_cluster_without_nodes_for_the_default_image_needs_another_image() -> 
     job, *_ = render(validated({"command": "train.py", "name": "gpt"}), Bundle())
     (refused,) = before(cluster("", [arm]), Pods(job))
     assert (refused.code, refused.found) == ("NodeSelectorMismatch", "no node has the labels kubernetes.io/arch=amd64")
-    remedy = "or choose an image for nodes that are not amd64 (--image): the default has no other"
+    remedy = ", or choose an image for the architecture of the nodes (--image)"
     assert refused.remedy.endswith(remedy)
     waiting = pending()
     assert remedy not in find(later(waiting))[0].remedy
