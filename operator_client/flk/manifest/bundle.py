@@ -20,6 +20,7 @@ from typing import Final
 from flk.errors import UsageError
 from flk.manifest.files import parsed, select_files, unreadable
 from flk.manifest.runtime import runtime_archive
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk_runtime.contract.quantities import size_text
 
@@ -61,8 +62,8 @@ def make_bundle(job: Job, root: Path) -> Bundle:
 
     Raises UsageError if the script is missing, a pattern matches nothing or the code is too large.
     """
-    if job.ship is False:
-        return Bundle()
+    if job.ship in IN_IMAGE:
+        return Bundle(runtime_archive() if job.ship else None)
     root = root.resolve()
     selection = select_files(job, root)
     contents = _read(root, selection.files)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from flk.errors import UsageError
 from flk.manifest.render import dumped
 from flk.spec import labels
+from flk.spec.fields import RUNTIME
 from flk.spec.file import mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob
@@ -140,7 +141,7 @@ class _Conversion:
         bounds = {"min": replicas, "max": replicas, **fields.pop("elastic")}
         if bounds["min"] != bounds["max"]:
             fields["elastic"] = bounds
-        return {**fields, "replicas": replicas, **pod, "ship": False}
+        return {**fields, "replicas": replicas, **pod, "ship": RUNTIME}
 
     def _of_job(self) -> dict[str, Any]:
         """Take what belongs to the job as a whole."""

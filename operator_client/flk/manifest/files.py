@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 from flk.errors import UsageError
 from flk.manifest.git import IGNORE_FILE, ask_git, excluded
 from flk.manifest.secret_names import KEY_SIZE, content_is_secret, file_names_secret
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
@@ -126,7 +127,7 @@ def check_files(job: Job, root: Path, *, here: bool = False) -> None:
 
     ``here``: it runs on this machine, where the image is not.
     """
-    if job.ship is False:
+    if job.ship in IN_IMAGE:
         return
     checks: list[Callable[[Job, Path], object]] = [partial(find_script, here=here), _required_files]
     if not here:

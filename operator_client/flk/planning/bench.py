@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk.errors import UsageError
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
@@ -105,7 +106,7 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
             raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
     request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
     ship = job.ship
-    if ship is not False and job.command[0] != "-m":
+    if ship not in IN_IMAGE and job.command[0] != "-m":
         ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
     return job.changed(
         name=f"flk-bench-{secrets.token_hex(3)}",

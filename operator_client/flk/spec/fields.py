@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -176,9 +176,13 @@ def _effect(value: str) -> str:
     return value
 
 
+RUNTIME: Final = "runtime"
+IN_IMAGE: Final = (False, RUNTIME)  # values of ``ship`` of a job whose code is in the image
+
+
 def _ship(value: Any) -> Any:
-    if not isinstance(value, bool | list):
-        raise ValueError(f"must be true, false or a list of patterns (is {value!r})")
+    if not isinstance(value, bool | list) and value != RUNTIME:
+        raise ValueError(f"must be true, false, {RUNTIME} or a list of patterns (is {value!r})")
     return value
 
 
@@ -232,7 +236,7 @@ CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]
 ShellCommand = Annotated[str, AfterValidator(_shell_command)]
 Modules = Annotated[str, AfterValidator(_modules)]
-Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
+Ship = Annotated[bool | Literal["runtime"] | list[Text], BeforeValidator(_ship)]
 
 
 class Checkpoint(StrictModel):

@@ -371,4 +371,8 @@ class JobOptions(StrictModel):
             Form.LIST,
             example="[config/*.yaml]",
         ),
-    ] = Field(default=True, description="patterns of more files to ship with the code; false: the code is in the image")
+    ] = Field(
+        default=True,
+        description="patterns of more files to ship with the code; false: the code and flk_runtime are in the image; "
+        "runtime: only the code is",
+    )

@@ -78,14 +78,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _run(settings: Settings, wakeup: Wakeup) -> int:
     if settings.code:
         unpack(Path(settings.code), Path(settings.work), settings.code_hash)
-    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
-    if script and not script.is_file():
-        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     resolve_python_path(settings.work, os.environ)
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
         Preparation(settings, wakeup).run()
+    # Once the setup command has run, which may fetch the script.
+    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
+    if script and not script.is_file():
+        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():

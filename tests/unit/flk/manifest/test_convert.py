@@ -17,7 +17,6 @@ from flk.manifest.pod import pod_template
 from flk.spec.job import validated
 from tests.support.commands import Run
 
-
 WORKDIR = '"$(readlink /proc/$PPID/cwd)"'  # of the image, in which the launcher is that runs a setup command
 
 
@@ -46,7 +45,7 @@ def test_a_master_and_workers_are_replicas_of_one_rank_each() -> None:
         "command": ["/opt/train.py"],
         "processes": 1,
         "setup": f"ln -sf {WORKDIR}/* .",
-        "ship": False,
+        "ship": "runtime",
     }
 
 
