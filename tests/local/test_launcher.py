@@ -114,6 +114,18 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
     assert f"[rank 0] {expected}" in job.log()
 
 
+def test_a_setup_command_may_bring_the_script(pods: Callable[..., Pods], tmp_path: Path) -> None:
+    """As that of a converted job, which links the files of the image's WORKDIR: there the launcher starts."""
+    job = pods(script="import beside; print('it is', beside.NAME)")
+    job.write("NAME = 'there'", "beside.py")
+    work = tmp_path / "work"
+    work.mkdir()
+    job.variables |= {"FLK_WORK": str(work), "FLK_SETUP": 'ln -sf "$(readlink /proc/$PPID/cwd)"/* .'}
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] it is there" in job.log()
+
+
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 def test_modules_of_the_script_shadow_those_of_python(forked_pods: Callable[..., Pods]) -> None:
     """Also those that torch has imported before; but none that Python itself finds first."""

@@ -48,6 +48,7 @@ _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""",
 _COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 _BACKGROUND: Final = re.compile(r"(?<![&>])&(?![&>])")
 _SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
+_VOLUMES: Final = ("api", "checkpoint", "ship", "work")
 _GPU: Final = "nvidia.com/gpu"
 
 
@@ -173,6 +174,8 @@ class _Conversion:
         processes = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
         if str(processes).isdecimal():
             fields["processes"] = int(str(processes))
+        elif processes == "cpu":
+            self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
         annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
         for name, given in (("labels", own), ("annotations", annotations)):
             if given:
@@ -201,6 +204,13 @@ class _Conversion:
         others = [container for container in containers if container is not main]
         fields = {**({"restarts": 0} if role.get("restartPolicy") == "Never" else {}), **self._container(path, main)}
         main.pop("name", None)
+        # The pods of flk have volumes of these names: those of the manifest get others.
+        users = (spec, main, *others, *self._mappings(f"{path}.initContainers", spec.get("initContainers")))
+        for part in [part for user in users for part in (user.get("volumes") or user.get("volumeMounts") or ())]:
+            if part.get("name") in _VOLUMES:
+                part["name"] += "-data"
+        if "serviceAccountName" in spec:
+            spec.setdefault("automountServiceAccountToken", True)  # as in Kubernetes
         if main or others:
             spec["containers"] = [{"name": PyTorchJob.container, **main}, *others]
         metadata = self._mapping(f"{above}.template.metadata", template.get("metadata"))

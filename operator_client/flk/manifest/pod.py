@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any, Final
 
@@ -257,6 +258,7 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
     return volumes, mounts
 
 
+_VOLUME: Final = re.compile(r"patch\.spec\.volumes\[.*\]")
 _INSTEAD: Final = {"value": "valueFrom", "valueFrom": "value"}  # a variable has one of both
 
 
@@ -271,7 +273,8 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
         if isinstance(base, shape) and base and not isinstance(patch, shape):
             raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
     if isinstance(base, dict) and isinstance(patch, dict):
-        merged = dict(base)
+        # A volume has one source, which the patch names.
+        merged = {key: base[key] for key in base if key in patch or not _VOLUME.fullmatch(path) or not patch}
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)

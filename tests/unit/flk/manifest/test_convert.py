@@ -312,6 +312,31 @@ def test_a_null_is_as_if_it_were_not_there() -> None:
     assert "elastic" not in job
 
 
+def test_volumes_with_the_names_of_flks_own_stay_volumes_of_the_manifest() -> None:
+    volumes = [
+        {"name": "work", "hostPath": {"path": "/work"}},
+        {"name": "checkpoint", "persistentVolumeClaim": {"claimName": "kept"}},
+        {"name": "shm", "hostPath": {"path": "/dev/shm"}},
+    ]
+    mounts = [{"name": "work", "mountPath": "/work"}, {"name": "checkpoint", "mountPath": "/kept"}]
+    init = {"name": "fetch", "image": "busybox:1", "volumeMounts": [{"name": "work", "mountPath": "/to"}]}
+    text = manifest(container={"volumeMounts": mounts}, pod={"volumes": volumes, "initContainers": [init]})
+    spec = pod_template(validated(fields(text)), Bundle(), [])["spec"]
+    sources = {volume.pop("name"): volume for volume in spec["volumes"]}
+    assert sources["work"] == sources["checkpoint"] == {"emptyDir": {}}
+    assert sources["work-data"] == {"hostPath": {"path": "/work"}}
+    assert sources["checkpoint-data"] == {"persistentVolumeClaim": {"claimName": "kept"}}
+    assert sources["shm"] == {"hostPath": {"path": "/dev/shm"}}
+    mounted = {mount["mountPath"]: mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert (mounted["/work"], mounted["/kept"]) == ("work-data", "checkpoint-data")
+    assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "work-data"
+
+
+def test_pods_with_a_service_account_get_its_token() -> None:
+    spec = pod_template(validated(fields(manifest(pod={"serviceAccountName": "reader"}))), Bundle(), [])["spec"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", True)
+
+
 def test_a_job_inside_of_another_object_is_found() -> None:
     wrapped = {"kind": "AppWrapper", "spec": {"components": [{"template": yaml.safe_load(manifest())}]}}
     assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
@@ -410,6 +435,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"container": {"resources": {"limits": {"nvidia.com/gpu": "$GPUS"}}}},
         "resources: nvidia.com/gpu: must be a number (is '$GPUS')",
     ),
+    "a rank for each CPU": ({"spec": {"nprocPerNode": "cpu"}}, "spec.nprocPerNode: must be a number (is 'cpu'"),
     "unknown field": ({"spec": {"successPolicy": "AllWorkers"}}, "spec.successPolicy: has no counterpart in a job"),
     "unknown role": ({"roles": {"Worker": 1, "PS": 1}}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob"),
 }
