@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import math
 import os
 import re
 import time
@@ -23,7 +22,7 @@ from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
@@ -178,7 +177,9 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         [pod.name for pod in view.pods],
         dict(every[-(len(view.pods) + EARLIER_PODS) :]),
     )
-    content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
+    # A number that JSON does not have, such as a loss that is none, is null.
+    data = json.loads(json.dumps(asdict(kept)), parse_constant=lambda name: None)
+    content = json.dumps(data, separators=(",", ":")).encode()
     if len(content) > MAX_READ:
         return
     with contextlib.suppress(OSError):
@@ -190,15 +191,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
 def is_kept(line: str) -> bool:
     """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
     return not is_record(line) or parse_attempt(line) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return plain data with None in place of numbers that JSON does not have, such as a loss that is no number."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def prune(files: int = MAX_FILES, age: float = MAX_AGE) -> None:
