@@ -244,8 +244,9 @@ class _Conversion:
         try:
             resources, left = _resources(**amounts)
             fields |= {"resources": resources} if resources else {}
-            rest = {kind: {name: of[name] for name in of if name in left} for kind, of in amounts.items()}
-            main["resources"] = {kind: of for kind, of in rest.items() if of}
+            main["resources"] = {
+                kind: kept for kind, of in amounts.items() if (kept := {name: of[name] for name in of if name in left})
+            }
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any, Final
 
@@ -258,7 +257,6 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
     return volumes, mounts
 
 
-_VOLUME: Final = re.compile(r"patch\.spec\.volumes\[.*\]")
 _INSTEAD: Final = {"value": "valueFrom", "valueFrom": "value"}  # a variable has one of both
 
 
@@ -273,8 +271,8 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
         if isinstance(base, shape) and base and not isinstance(patch, shape):
             raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
     if isinstance(base, dict) and isinstance(patch, dict):
-        # A volume has one source, which the patch names.
-        merged = {key: base[key] for key in base if key in patch or not _VOLUME.fullmatch(path) or not patch}
+        replaced = bool(patch) and path.startswith("patch.spec.volumes[") and path.endswith("]")  # it has one source
+        merged = {key: base[key] for key in base if key in patch or not replaced}
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)
