@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def json_text(data: Any) -> str:
     """Return data as JSON. A number that JSON cannot have is a string: "NaN", "Infinity" or "-Infinity"."""
-    try:
-        return json.dumps(data, indent=2, allow_nan=False)
-    except ValueError:
-        return json.dumps(json.loads(json.dumps(data), parse_constant=str), indent=2)
+    return json.dumps(json.loads(json.dumps(data), parse_constant=str), indent=2)
 
 
 def items_text(items: list[dict[str, Any]]) -> str:

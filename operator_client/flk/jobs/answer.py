@@ -178,8 +178,9 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         dict(every[-(len(view.pods) + EARLIER_PODS) :]),
     )
     # A number that JSON does not have, such as a loss that is none, is null.
-    data = json.loads(json.dumps(asdict(kept)), parse_constant=lambda name: None)
-    content = json.dumps(data, separators=(",", ":")).encode()
+    content = json.dumps(
+        json.loads(json.dumps(asdict(kept)), parse_constant=lambda name: None), separators=(",", ":")
+    ).encode()
     if len(content) > MAX_READ:
         return
     with contextlib.suppress(OSError):

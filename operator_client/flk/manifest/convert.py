@@ -245,7 +245,7 @@ class _Conversion:
             resources, left = _resources(**amounts)
             fields |= {"resources": resources} if resources else {}
             main["resources"] = {
-                kind: kept for kind, of in amounts.items() if (kept := {name: of[name] for name in of if name in left})
+                kind: rest for kind, of in amounts.items() if (rest := {name: of[name] for name in of if name in left})
             }
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
@@ -364,11 +364,15 @@ def _launched(words: list[str]) -> tuple[dict[str, Any], list[str]] | None:
     if PurePosixPath(words[0]).name == "torchrun":
         return _torchrun(words[1:])
     module = _options(words) if _PYTHON.fullmatch(words[0]) else []
-    return _torchrun(module[2:]) if module[:1] == ["-m"] and {*module[1:2]} & {*_LAUNCHERS} else None
+    starts = module[:1] == ["-m"] and {*module[1:2]} & {*_LAUNCHERS}
+    return _torchrun(module[2:], passes_rank=module[1] == _LAUNCHERS[-1]) if starts else None
 
 
-def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that torchrun's options become, and the script with its arguments."""
+def _torchrun(words: list[str], *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that torchrun's options become, and the script with its arguments.
+
+    ``passes_rank``: without --use-env, the launcher gives the script the number of the rank in its pod, too.
+    """
     fields: dict[str, Any] = {}
     module = False
     while words and words[0].startswith("-"):
@@ -376,7 +380,7 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         option = option.replace("_", "-")  # torchrun takes both
         if option in _CHANGES:
             raise ValueError(f"{option} starts another program than a Python script")
-        words = words[1:]
+        words, passes_rank = words[1:], passes_rank and option != "--use-env"
         if option in ("-m", "--module"):
             module = True
         elif option not in _SWITCHES and not value:
@@ -389,7 +393,12 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             fields["restarts"] = int(value) if value.isdecimal() else value
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
             fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
-    return fields, (["-m", *words] if module else words)
+    if passes_rank and fields.get("processes") != 1:
+        raise ValueError(
+            f"{_LAUNCHERS[-1]} gives each rank its --local-rank: add --use-env, for a script that needs none"
+        )
+    local_rank = ["--local-rank=0"] if passes_rank else []
+    return fields, [*(["-m"] if module else []), *words[:1], *local_rank, *words[1:]]
 
 
 def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
@@ -411,11 +420,10 @@ def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, 
         *before, command = [shlex.split(found[0]) for found in commands]
     except ValueError:  # no command, or a quote without an end
         before, command = [], []
-    start = folder
     given = [*takewhile(_ASSIGNMENT.match, command)]
     if len(given) == len(command) or _BACKGROUND.search(_QUOTED.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
-    folder, exported = _effects([*before, ["export", *given]], folder)
+    entered, exported = _effects([*before, ["export", *given]], folder)
     fields: dict[str, Any] = {"exported": exported}
     known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
     command = shlex.split(_EXPANSION.sub(lambda found: _value(found, known), commands[-1][0]))[len(given) :]
@@ -423,8 +431,8 @@ def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, 
         command.pop(0)
     if any(parts[0] not in ("cd", "export", "set") for parts in before):
         setup = text[: commands[-2].end()].strip()
-        fields["setup"] = f"(cd {_place(start)} && {shlex.join([*words[:-1], setup])})"
-    return folder, fields, command
+        fields["setup"] = f"(cd {_place(folder)} && {shlex.join([*words[:-1], setup])})"
+    return entered, fields, command
 
 
 def _value(found: re.Match[str], known: Mapping[str, str]) -> str:

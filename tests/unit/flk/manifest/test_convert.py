@@ -67,10 +67,16 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
     "module": (["python3", "-u", "-m", "team.train", "-v"], None, ["-m", "team.train", "-v"], 1),
     "module of torchrun": (["torchrun", "--standalone", "-m", "team.train"], None, ["-m", "team.train"], None),
     "old launcher": (
-        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "8", "/a.py"],
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "8", "--use_env", "/a.py"],
         None,
         ["/a.py"],
         8,
+    ),
+    "old launcher of one rank, which it tells its number": (
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node=1", "/a.py", "-v"],
+        None,
+        ["/a.py", "--local-rank=0", "-v"],
+        1,
     ),
     "working folder": (["python", "train.py"], "/app", ["/app/train.py"], 1),
     "shell": (["bash", "-c", "cd /app && exec python train.py --lr 1"], None, ["/app/train.py", "--lr", "1"], 1),
@@ -406,6 +412,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another program under torchrun": (
         {"container": {"command": ["torchrun", "--no_python", "train", "/a.py"]}},
         "command: --no-python starts another program than a Python script",
+    ),
+    "old launcher of several ranks": (
+        {"container": {"command": ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", "/a.py"]}},
+        "command: torch.distributed.launch gives each rank its --local-rank: add --use-env",
     ),
     "another program": (
         {"container": {"command": ["mpirun", "x"]}},
