@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import (
     AfterValidator,
@@ -236,7 +236,7 @@ CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]
 ShellCommand = Annotated[str, AfterValidator(_shell_command)]
 Modules = Annotated[str, AfterValidator(_modules)]
-Ship = Annotated[bool | Literal["runtime"] | list[Text], BeforeValidator(_ship)]
+Ship = Annotated[bool | str | list[Text], BeforeValidator(_ship)]
 
 
 class Checkpoint(StrictModel):
