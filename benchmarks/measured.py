@@ -40,6 +40,8 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "cli": ("operator_client/flk",),
     "start": _LAUNCHER,
     "recovery": _LAUNCHER,
+    "failures": ("benchmarks/failing_loop.py", *_TRAINING),
+    "diagnosis": ("benchmarks/faulty.py", "runtime/flk_runtime/contract", "tests/support/failure_kinds.py", *_TRAINING),
     "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
     "elastic": (*_LAUNCHER, *_RUN, *_CHECKPOINT),
     "rendezvous": (

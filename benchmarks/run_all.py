@@ -31,6 +31,8 @@ NAMES: Final = (
     "cli",
     "start",
     "recovery",
+    "failures",
+    "diagnosis",
     "pod_recovery",
     "elastic",
     "rendezvous",
