@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_kinds import FAULTS, HANG_LIMIT, LEASE, SLOW_WINDOW, Act, Fault, Who
 from flk_runtime.contract import log_format, pod_env, user_env
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord, SlowRank
 from flk_runtime.system import host
 from tests.support.network import LEADER_NAME, TOOLS, Network, network
@@ -191,6 +191,7 @@ class Injection:
     def __init__(self, job: Job, fault: Fault, rank: int, number: int) -> None:
         self.job, self.fault, self.rank, self.pod = job, fault, rank, rank // PROCESSES
         self.number = number  # of the injection, for the name of its module
+        self._since = len(job.said.lines)
         self.over: Callable[[], None] = lambda: None  # ends the fault
 
     def begin(self) -> float:
@@ -260,20 +261,26 @@ class Injection:
                 right = {Who.RANK: failure.rank == self.rank, Who.POD: failure.pod == self.pod}
                 named = right.get(fault.who, failure.rank is not None)
                 return Outcome(
-                    fault, self.rank, late, named, matches(fault, failure), f"{failure.kind}: {failure.summary}"
+                    fault,
+                    self.rank,
+                    late,
+                    named,
+                    matches(fault, failure, said.lines[self._since :]),
+                    f"{failure.kind}: {failure.summary}",
                 )
             time.sleep(0.02)
         return Outcome(fault, self.rank, None, said="".join(said.lines[-20:]))
 
 
-def matches(fault: Fault, failure: Failure) -> bool:
-    """Whether a failure has the cause that a fault is."""
+def matches(fault: Fault, failure: Failure, lines: Sequence[str]) -> bool:
+    """Whether a failure has the cause that a fault is. Stacks of a hang are in the launchers' ``lines`` only."""
+    stacks = [line for line in lines if line.startswith("[pod ")] if failure.kind is Kind.HANG else []
     return (
         failure.kind in fault.kinds
         and fault.type in ("", failure.type)
         and fault.signal in (None, failure.signal)
         and fault.exit_code in (None, failure.exit_code)
-        and fault.words in f"{failure.summary}\n{failure.details}\n{failure.stderr}"
+        and fault.words in "\n".join([failure.summary, failure.details, failure.stderr, *stacks])
     )
 
 

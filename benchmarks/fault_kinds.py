@@ -246,7 +246,7 @@ def of_tests() -> Iterator[Fault]:
                 type=each.type,
                 signal=each.signal,
                 exit_code=each.exit_code,
-                words=each.words or each.stderr,
+                words=each.words,
             )
 
 
