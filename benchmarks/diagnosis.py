@@ -1,8 +1,8 @@
 """Measure what flk says of faults that are injected into a training: which rank, why, and how soon.
 
-    python benchmarks/diagnosis.py [--rounds 14] [--faults 15] [--calm 510] [--only KIND …]
+    python benchmarks/diagnosis.py [--rounds 14] [--faults 15] [--calm 510] [--processes 2] [--only KIND …]
 
-Two launchers with two ranks each, on hosts that are network namespaces of this machine, train a small model without
+Three launchers with two ranks each, on hosts that are network namespaces of this machine, train a small model without
 end. Each round injects so many faults, one after the other, at a random rank and moment; the kinds of `fault_kinds`
 come in turn, in a random order. Then the training runs for so many seconds beside a process for each processor that
 does nothing but compute, and nothing is injected. 14 rounds are 210 faults and two hours without one. It needs root,
@@ -42,8 +42,7 @@ from flk_runtime.contract.record import JobRecord, SlowRank
 from flk_runtime.system import host
 from tests.support.network import LEADER_NAME, TOOLS, Network, network
 
-PODS, PROCESSES = 2, 2
-RANKS = PODS * PROCESSES
+PODS = 3  # with two, nobody could say which of them a cut isolates
 SOON = 15.0  # seconds after the limit
 STEPS_BEFORE = 5  # steps of all ranks before the next fault
 CUT, STOPPED = 8.0, 10.0  # seconds that a cut and a pod that stands still last
@@ -104,8 +103,8 @@ class Said:
 class Job:
     """The launchers of one job, which start again as an operator would start them."""
 
-    def __init__(self, net: Network, folder: Path) -> None:
-        self.net, self.folder = net, folder
+    def __init__(self, net: Network, folder: Path, processes: int) -> None:
+        self.net, self.folder, self.processes = net, folder, processes
         self.said = Said()
         self.running: dict[int, subprocess.Popen[str]] = {}
         self._secret = f"{random.random()}"
@@ -122,7 +121,7 @@ class Job:
         own: dict[Any, object] = {
             user_env.JOB: "diagnosis",
             pod_env.PODS: PODS,
-            pod_env.PROCESSES: PROCESSES,
+            pod_env.PROCESSES: self.processes,
             pod_env.POD_INDEX: pod,
             user_env.POD_NAME: f"pod-{pod}",
             pod_env.POD_IP: self.net.hosts[pod].address,
@@ -172,7 +171,7 @@ class Job:
 
     def trains(self) -> bool:
         """Whether all ranks make steps in the latest attempt."""
-        found = [self.progress(rank) for rank in range(RANKS)]
+        found = [self.progress(rank) for rank in range(PODS * self.processes)]
         return all(attempt == self.said.attempt and steps >= STEPS_BEFORE for attempt, steps, _ in found)
 
     def end(self) -> None:
@@ -189,7 +188,7 @@ class Injection:
     """One fault at one rank, and how it ends."""
 
     def __init__(self, job: Job, fault: Fault, rank: int, number: int) -> None:
-        self.job, self.fault, self.rank, self.pod = job, fault, rank, rank // PROCESSES
+        self.job, self.fault, self.rank, self.pod = job, fault, rank, rank // job.processes
         self.number = number  # of the injection, for the name of its module
         self._since = len(job.said.lines)
         self.over: Callable[[], None] = lambda: None  # ends the fault
@@ -273,14 +272,14 @@ class Injection:
 
 
 def matches(fault: Fault, failure: Failure, lines: Sequence[str]) -> bool:
-    """Whether a failure has the cause that a fault is. Stacks of a hang are in the launchers' ``lines`` only."""
+    """Whether a failure has the cause that a fault is. The stacks of a hang are in the launchers' ``lines`` only."""
     stacks = [line for line in lines if line.startswith("[pod ")] if failure.kind is Kind.HANG else []
     return (
         failure.kind in fault.kinds
         and fault.type in ("", failure.type)
         and fault.signal in (None, failure.signal)
         and fault.exit_code in (None, failure.exit_code)
-        and fault.words in "\n".join([failure.summary, failure.details, failure.stderr, *stacks])
+        and fault.words in "\n".join([failure.summary, f"{failure.type}: {failure.message}", failure.details, *stacks])
     )
 
 
@@ -297,8 +296,8 @@ def signal_all(pid: int, number: int) -> None:
 class Diagnosis:
     """All injections, one after the other, and the alarms that no fault explains."""
 
-    def __init__(self, net: Network, folder: Path) -> None:
-        self._net, self._folder = net, folder
+    def __init__(self, net: Network, folder: Path, processes: int) -> None:
+        self._net, self._folder, self._processes = net, folder, processes
         self._job: Job | None = None
         self._number = 0
         self.outcomes: list[Outcome] = []
@@ -310,7 +309,7 @@ class Diagnosis:
         time.sleep(draw.uniform(0, 1))
         attempt = job.said.attempt
         self._number += 1
-        injection = Injection(job, fault, draw.randrange(RANKS), self._number)
+        injection = Injection(job, fault, draw.randrange(PODS * self._processes), self._number)
         outcome = injection.wait(attempt, injection.begin())
         injection.over()
         self.outcomes.append(outcome)
@@ -335,7 +334,7 @@ class Diagnosis:
     def _training_job(self) -> Job:
         """The job once all its ranks train; what is said meanwhile is not of a fault."""
         deadline = time.monotonic() + START_LIMIT
-        job = self._job = self._job or Job(self._net, self._folder)
+        job = self._job = self._job or Job(self._net, self._folder, self._processes)
         since = max(0, job.said.attempt)
         while not job.trains():
             if not job.restart_pods() or time.monotonic() > deadline:
@@ -408,19 +407,21 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=15, help="in a round (default 15)")
     parser.add_argument("--calm", type=float, default=510, help="seconds without a fault in a round (default 510)")
     parser.add_argument("--only", nargs="*", metavar="KIND", help="kinds to inject (default: all)")
+    parser.add_argument("--processes", type=int, default=2, help="ranks of each launcher (default 2)")
     parser.add_argument("--seed", type=int, default=1)
     options: Any = parser.parse_args()
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         measure.skip(f"{missing[0]} is not installed")
     if os.geteuid() != 0:
         measure.skip("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and leave nothing behind
     report = measure.Report("diagnosis", options)
     draw = random.Random(options.seed)
     chosen = [fault for fault in FAULTS if not options.only or fault.name in options.only]
     order: list[Fault] = []
     with network(PODS) as net, tempfile.TemporaryDirectory() as name, small_file_systems(Path(name)):
         Path(name, "train.py").write_text("import faulty\n\nfaulty.main()\n")
-        diagnosis = Diagnosis(net, Path(name))
+        diagnosis = Diagnosis(net, Path(name), options.processes)
         try:
             for _ in range(options.rounds):
                 for _ in range(options.faults):

@@ -237,6 +237,7 @@ def main() -> int:
     parser.add_argument("--milliseconds", type=float, default=100, help="that a step takes at least (default 100)")
     parser.add_argument("--only", nargs="*", help="of flk, torchrun, ft_launcher and torchft (default: all)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and leave nothing behind
     report = measure.Report("failures", arguments)
     sizes = Sizes(arguments.steps, arguments.ranks, arguments.milliseconds)
     found = {
