@@ -58,14 +58,15 @@ class NoRecoveryError(Exception):
     """The ranks have not made a step in time."""
 
 
-def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int) -> float:
+def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int, script: str = SCRIPT) -> float:
     """Seconds from the kill of a rank to the first step that all ranks have finished afterwards.
 
-    Raises NoRecoveryError if that takes more than LIMIT seconds.
+    ``script`` writes the times of its steps as SCRIPT does. Raises NoRecoveryError if that takes more than LIMIT
+    seconds.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         jobs = [
             process.start(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for process in launcher(["train.py"], ranks, launchers, 1)

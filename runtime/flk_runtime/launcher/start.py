@@ -33,7 +33,7 @@ from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
 from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.processes.output import Output, redirected_stderr
-from flk_runtime.launcher.processes.preload import preload
+from flk_runtime.launcher.processes.preload import module_file, preload
 from flk_runtime.launcher.processes.ranks import Ranks, prepare_environment, resolve_python_path
 from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
@@ -192,7 +192,13 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
+            preload(
+                script,
+                settings.preload,
+                user_env.STRATEGY.read(os.environ),
+                makes_steps=settings.makes_steps,
+                module=None if script else module_file(settings.command[1], settings.work),
+            )
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
     except ImportError as error:
