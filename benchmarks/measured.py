@@ -40,6 +40,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "cli": ("operator_client/flk",),
     "start": _LAUNCHER,
     "recovery": _LAUNCHER,
+    "recovery_loops": ("runtime/flk_hosts", *_LAUNCHER, *_RUN, *_CHECKPOINT),
     "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
     "elastic": (*_LAUNCHER, *_RUN, *_CHECKPOINT),
     "rendezvous": (

@@ -31,6 +31,7 @@ NAMES: Final = (
     "cli",
     "start",
     "recovery",
+    "recovery_loops",
     "pod_recovery",
     "elastic",
     "rendezvous",
