@@ -13,10 +13,12 @@ import gc
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +55,10 @@ PACKAGES = (
     "torchtitan",
     "flk_hosts",
 )
+# What a package imports when it is used: Accelerate asks whether a loader's data are of that kind.
+LATER: Final[Mapping[str, str]] = {"accelerate": "datasets"}
+_SETS_VARIABLES = re.compile(rb"environ\s*(\[[^\]]*\]\s*=(?!=)|\.\s*(setdefault|update|pop)|\|=)|putenv|setenv|dotenv")
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 def _draw_key(module: Any) -> None:
@@ -125,7 +131,7 @@ def preload(
         if names:
             _import_named(names, script)
         elif top := script or module:
-            for name, attributes in leading_imports(top):
+            for name, attributes in chain(leading_imports(top), later_imports(top)):
                 try:
                     # As the statement does it: packages such as transformers import a module when a name is taken.
                     __import__(name, fromlist=attributes)
@@ -176,6 +182,19 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
+
+
+def later_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what packages at the top of a script import when they are used (`LATER`), as `leading_imports` does.
+
+    Nothing if the script or a module beside it may set variables until then that the import reads, as HF_HOME.
+    """
+    text = script.read_bytes()
+    lines = _IMPORTS.findall(text.decode(errors="replace"))
+    named = {words[0] for line in lines for name in line.split(",") if (words := name.split())}
+    if not _SETS_VARIABLES.search(text) and not any(name[0] == "." or _is_beside(name, script) for name in named):
+        packages = {name.partition(".")[0] for name, _ in leading_imports(script)}
+        yield from ((LATER[name], []) for name in packages & set(LATER))
 
 
 def _import_named(names: Sequence[str], script: Path | None) -> None:

@@ -105,6 +105,30 @@ def test_packages_that_the_script_imports_at_its_top_are_imported(
     assert [".".join((module, *names)) for module, names in imports] == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("loader = accelerator.prepare(loader)", ["datasets"]),
+        ("rank = int(os.environ['RANK']) == 0", ["datasets"]),
+        ("os.environ['HF_HOME'] = '/data'", []),
+        ("os.environ |= {'HF_HOME': '/data'}", []),
+        ("os.environ.setdefault('HF_HOME', '/data')", []),
+        ("def main():\n    import os, model", []),  # which may set it, too
+        ("from . import other", []),
+        ("from dotenv import load_dotenv", []),
+    ],
+)
+def test_what_a_package_imports_when_it_is_used_is_imported_unless_variables_are_set_before(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    (tmp_path / "model.py").touch()
+    path = tmp_path / "train.py"
+    path.write_text(f"import os\nfrom accelerate import Accelerator\nimport accelerate.utils\n{line}\n")
+    assert list(preload.later_imports(path)) == [(name, []) for name in expected]
+    path.write_text(f"import os\n{line}\n")
+    assert list(preload.later_imports(path)) == []
+
+
 def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
