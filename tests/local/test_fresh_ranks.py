@@ -17,7 +17,7 @@ import pytest
 from flk_runtime.launcher.processes import preload
 from tests.support.commands import RUN_CLI, Flk
 
-pytestmark = pytest.mark.xdist_group("fresh ranks")  # the first two tests look at one run
+pytestmark = pytest.mark.xdist_group("fresh ranks")  # two tests look at one run
 RANKS, ATTEMPTS = 2, 2
 
 # Each rank writes what it sees. In the first attempt one rank kills itself when all have written.
@@ -214,3 +214,31 @@ def test_what_packages_take_for_their_process_at_their_import_is_set_again(tmp_p
             "torchmetrics.utilities.prints",
         ],
     }
+
+
+LOOP = """
+    import sys
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    before = {name.partition(".")[0] for name in sys.modules}
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+    accelerator.end_training()
+    print("imported:", sorted({name.partition(".")[0] for name in sys.modules} - before - sys.stdlib_module_names))
+"""
+
+
+def test_the_steps_of_a_loop_import_no_package_anew(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
+    ended = Flk(tmp_path, home=tmp_path)("run", "--processes", "2", "train.py")
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.count("imported: []") == 2, ended.stdout
