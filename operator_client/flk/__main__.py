@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -15,12 +17,16 @@ from flk_runtime.contract import VERSION
 from flk_runtime.contract.failure import ExitCode
 
 PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has ended
+_GARBAGE = 50_000  # new objects after which Python looks for garbage: a command's start makes that many, and all stay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the arguments of this process) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _guard_streams()
+    if arguments is None:  # the process is this command's alone
+        gc.set_threshold(_GARBAGE)
+        atexit.register(gc.freeze)  # its end would look for garbage among all objects, which takes as long as a request
     try:
         if words in (["--version"], ["-V"]):  # without importing Typer: scripts call it often
             print(f"flk {VERSION}")

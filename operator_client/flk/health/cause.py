@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,6 +16,7 @@ from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, field
 
 _TEXTS: Final = Path(__file__).with_name("causes.yaml")
 _ANY: Final = re.compile(".*")

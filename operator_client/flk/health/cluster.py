@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any, Final
@@ -17,6 +16,7 @@ from flk.spec.units import parse_quantity
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
 from flk.user.commands import Commands
+from flk_runtime.contract.values import dataclass, field
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 # Taints of nodes that report a fault: of NVSentinel, and as its guides name them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.cause import Cause, Found
@@ -26,6 +25,7 @@ from flk_runtime.contract.failure import (
 )
 from flk_runtime.contract.quantities import numbered, plural
 from flk_runtime.contract.record import Attempt
+from flk_runtime.contract.values import dataclass, replace
 
 _CONTAINER_ENDED: Final = re.compile(
     r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.cause import (
@@ -48,6 +47,7 @@ from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
 from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, replace
 
 _ADDS: Final = ("TriggeredScaleUp", "Nominated")  # of cluster-autoscaler and Karpenter
 _REFUSES: Final = ("NotTriggerScaleUp", "FailedScaleUp", "FailedScheduling")

@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +47,7 @@ from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import foreign
 from flk_runtime.contract.log_format import is_record, parse_attempt
 from flk_runtime.contract.secrets import hidden
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/answer/v1"
 MAX_FILES: Final = 500  # answers that are kept

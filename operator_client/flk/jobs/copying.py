@@ -16,7 +16,6 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -24,6 +23,7 @@ from flk.errors import ApiError, FlkError, UsageError
 from flk.kube.sockets import STDERR, RemoteCommand
 from flk.observe.client import JobClient
 from flk.observe.resources import EXEC
+from flk_runtime.contract.values import dataclass
 
 Note = Callable[[str], None]
 _TAR: Final = "command -v tar >/dev/null 2>&1 || { echo 'the container has no tar' >&2; exit 127; }\n"

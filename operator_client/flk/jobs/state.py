@@ -8,7 +8,6 @@ are not enough: they say Running while a container cannot start, and nothing of 
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from flk.errors import FlkError
@@ -24,6 +23,7 @@ from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 

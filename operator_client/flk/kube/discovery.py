@@ -56,6 +56,10 @@ class Discovery:
         groups = self._groups()
         return not groups or self._version(resource, groups) is not None
 
+    def names(self, resource: Resource) -> bool:
+        """Return whether the server has told a moment ago that it serves a kind; False if it does not tell."""
+        return self._version(resource, self._groups(kept=RECENT)) is not None
+
     def ask(self) -> None:
         """Ask the server now, whatever it has told before."""
         self._groups(kept=0.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from flk.errors import UsageError
+from flk_runtime.contract.values import dataclass, field
 
 Object = dict[str, Any]  # an object of the API, as its JSON
 

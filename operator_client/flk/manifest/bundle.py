@@ -13,7 +13,6 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from flk.manifest.files import parsed, select_files, unreadable
 from flk.manifest.runtime import runtime_archive
 from flk.spec.job import Job
 from flk_runtime.contract.quantities import size_text
+from flk_runtime.contract.values import dataclass
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain

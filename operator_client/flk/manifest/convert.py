@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -21,6 +20,7 @@ from flk.spec import labels
 from flk.spec.file import mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob
+from flk_runtime.contract.values import dataclass
 
 _ROLES: Final = ("Master", "Worker")
 _PODS: Final = "pytorchReplicaSpecs"

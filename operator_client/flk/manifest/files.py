@@ -18,7 +18,6 @@ import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
@@ -29,6 +28,7 @@ from flk.manifest.secret_names import KEY_SIZE, content_is_secret, file_names_se
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
+from flk_runtime.contract.values import dataclass
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", IGNORE_FILE}  # pods do not read them

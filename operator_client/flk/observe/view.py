@@ -6,7 +6,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB, WORKERS
+from flk_runtime.contract.values import dataclass, replace
 
 _MOST_RANKS: Final = 1_000_000
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it

@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from flk.spec.job import Job
 from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
+from flk_runtime.contract.values import dataclass
 
 _GIVEN: Final = 20  # results that travel with a job
 _NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it

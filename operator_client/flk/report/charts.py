@@ -6,13 +6,13 @@ Colours are variables of the page's style sheet, so that a chart follows the pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.report.model import Report
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import TIME_CAUSES
 from flk_runtime.contract.telemetry import Sample
+from flk_runtime.contract.values import dataclass
 
 Spec = dict[str, Any]
 

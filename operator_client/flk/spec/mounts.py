@@ -6,10 +6,10 @@ The forms are rows of a table, ``SOURCES``. Checks, schemas, manifests and help 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.spec import names
+from flk_runtime.contract.values import dataclass
 
 READ_ONLY: Final = ":ro"
 

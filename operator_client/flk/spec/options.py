@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from flk_runtime.contract.values import dataclass, field
 from flk_runtime.contract.variable import Variable
 
 

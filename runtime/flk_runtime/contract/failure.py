@@ -10,11 +10,11 @@ import enum
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, field, replace
 
 
 class ExitCode(enum.IntEnum):
