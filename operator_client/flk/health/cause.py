@@ -19,7 +19,7 @@ from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, field
 
 _TEXTS: Final = Path(__file__).with_name("causes.yaml")
-_ANY: Final = re.compile(".*")
+_ANY: Final = ".*"
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,12 @@ def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Ma
     return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
-def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
+def waiting(reasons: Sequence[str], pattern: str = _ANY) -> Locate:
     """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:
-        pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
-        match = pattern.search(pods[0].message) if pods else None
+        pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and re.search(pattern, pod.message)]
+        match = re.search(pattern, pods[0].message) if pods else None
         return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
 
     return locate

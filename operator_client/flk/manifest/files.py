@@ -33,7 +33,7 @@ from flk_runtime.contract.values import dataclass
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", IGNORE_FILE}  # pods do not read them
 # What flk report and flk profile write for a job where no other name or folder is given.
-_WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.pt\.trace\.json\.gz)")
+_WRITTEN: Final = re.compile(rf"{DNS_1035}(\.report\.html|-rank\d+\.pt\.trace\.json\.gz)")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
