@@ -19,7 +19,6 @@ from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, field
 
 _TEXTS: Final = Path(__file__).with_name("causes.yaml")
-_ANY: Final = ".*"
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Ma
     return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
-def waiting(reasons: Sequence[str], pattern: str = _ANY) -> Locate:
+def waiting(reasons: Sequence[str], pattern: str = ".*") -> Locate:
     """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:

@@ -101,7 +101,6 @@ def _failure_in_events(view: JobView) -> Failure | None:
 
 
 # torch puts the rank before each line of a traceback that ends a process.
-_PREFIX: Final = r"\[rank\d+\]: ?"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = (
     "The above exception was the direct cause of the following exception:",
@@ -134,7 +133,7 @@ def find_errors(lines: Sequence[str]) -> list[LoggedError]:
     """Return the errors in the lines of one process, in their order. Chained exceptions are one error: the last."""
     errors: list[LoggedError] = []
     chained = False  # the next traceback belongs to the last error
-    texts = [re.sub(_PREFIX, "", line, count=1) if line.startswith("[rank") else line for line in lines]
+    texts = [re.sub(r"\[rank\d+\]: ?", "", line, count=1) if line.startswith("[rank") else line for line in lines]
     position = 0
     while position < len(texts):
         text = texts[position]
@@ -175,7 +174,6 @@ def _following(texts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
     return ((position, texts[position]) for position in range(begin + 1, len(texts)))
 
 
-_RANK: Final = r"\[(?:rank|default)(\d+)\]"
 # With these a launcher reports the end of its children; the log of the children has the cause.
 _LAUNCHERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException")
 # A rank whose peer has ended raises one of these, if the script talks to the peer without torch.
@@ -200,7 +198,7 @@ def exceptions(lines: Sequence[str], pod: PodState) -> list[Failure]:
 
 
 def _failure(error: LoggedError, lines: Sequence[str], pod: PodState) -> Failure:
-    rank = re.match(_RANK, lines[error.begin])
+    rank = re.match(r"\[(?:rank|default)(\d+)\]", lines[error.begin])
     if error.secondary:
         kind = kind_of_loss(error.message)
     else:

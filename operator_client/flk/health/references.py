@@ -36,8 +36,6 @@ _KINDS: Final = {
 }
 
 _NO_CLAIM: Final = r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)'
-_CLAIM_UNBOUND: Final = "unbound immediate PersistentVolumeClaims"
-_OTHER_NODE: Final = "volume node affinity conflict|PersistentVolume's node affinity"
 _PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
 _PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
 _PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
@@ -132,7 +130,7 @@ def _supply(view: JobView, kind: str, name: str, key: str) -> str:
 
 
 def _claim_unbound(view: JobView) -> Found | None:
-    found = scheduler_says(_CLAIM_UNBOUND)(view)
+    found = scheduler_says("unbound immediate PersistentVolumeClaims")(view)
     if found is None:
         return None
     claims = claims_of(view.objects[found.pods[0]])
@@ -180,7 +178,11 @@ def _about(event: Object) -> tuple[object, object]:
 def _on_other_node(view: JobView) -> Found | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
-    found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    found = (
+        scheduler_says("volume node affinity conflict|PersistentVolume's node affinity")(view)
+        if closest and closest[1].kind == "volume"
+        else None
+    )
     if found is None:
         return None
     return found.found(

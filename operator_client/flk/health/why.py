@@ -39,7 +39,6 @@ _REPEATING: Final = (
     "StartError",
     "Unschedulable",
 )
-_NUMBERS: Final = r"\d+"
 
 
 HAPPENED_LATER: Final = "it happened later: the cause above kept the job from running"
@@ -248,7 +247,7 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         reason = str(event.get("reason", ""))
         if event.get("type") != "Warning" or f"{reason}: {text}" in used:
             continue
-        key = reason, re.sub(_NUMBERS, "", text)[:80]
+        key = reason, re.sub(r"\d+", "", text)[:80]
         count = int(event.get("count") or 1)
         folded[key] = event, count + (folded[key][1] if key in folded else 0)
     others = []

@@ -61,7 +61,6 @@ TAILS: Final = 32  # pods whose logs are read at the end of a wait: failed pods 
 _IDLE: Final = 5.0  # seconds without a byte after which such a log is given up
 _TODAY: Final = 12 * 3600.0  # seconds for which the time of day says enough
 _SUFFIX: Final = ".json.gz"
-_UNSAFE: Final = r"[^A-Za-z0-9._-]"
 Lines = Sequence[Sequence[str]]  # pairs of a time, as RFC 3339 or empty, and a text
 
 
@@ -317,7 +316,7 @@ def _is_on() -> bool:
 
 def _safe(text: str) -> str:
     """Return text as part of a file name. Names of the API are safe; a server may answer anything."""
-    return re.sub(_UNSAFE, "_", text)[:200].lstrip(".") or "_"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:200].lstrip(".") or "_"
 
 
 def _modified(path: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flk.errors import JobNotFoundError
@@ -13,7 +14,6 @@ from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
 from flk.jobs.state import State
 from flk.observe.client import JobClient, JobRef
-from flk_runtime.contract.values import dataclass, replace
 
 if TYPE_CHECKING:
     from flk.health import Diagnosis

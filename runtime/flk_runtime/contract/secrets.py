@@ -26,7 +26,6 @@ _WORDS: Final = (
     r"|(?:api|access|account|auth|encryption|private|secret|signing|ssh)[-_.]?keys?(?![a-z])"
     r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
 )
-_HUMP: Final = r"(?<=[a-z0-9])(?=[A-Z])"
 _ASSIGNMENT: Final = r"(?s)(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)"
 # The password in an address: scheme://user:password@host, or the token: scheme://token@host. A long text takes linear
 # time, however hostile it is.
@@ -38,7 +37,7 @@ _COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 
 def names_secret(name: str) -> bool:
     """Return whether the value of a variable or of an option with this name is taken for a secret."""
-    return bool(re.search(_WORDS, re.sub(_HUMP, "_", name).lower()))
+    return bool(re.search(_WORDS, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(*, frozen: bool, repr: bool = True) -> Any:
-        """Make a class of values; ``frozen`` says so to the reader. ``repr``: whether it is printed by its fields."""
+    def dataclass(*, frozen: bool) -> Any:
+        """Make a class of values; ``frozen`` says so to the reader, and to mypy."""
 
         def made(cls: type) -> type:
-            cls.__eq__, cls.__hash__ = _equal, _hash
-            if repr:
-                cls.__repr__ = _text
+            cls.__eq__, cls.__hash__, cls.__repr__ = _equal, _hash, _text
             return dataclasses.dataclass(eq=False, repr=False)(cls)
 
         return made
