@@ -61,8 +61,8 @@ class Discovery:
         return self._version(resource, self._groups(kept=RECENT)) is not None
 
     def ask(self) -> None:
-        """Ask the server now, whatever it has told before."""
-        self._groups(kept=0.0)
+        """Ask the server now, whatever it has told an earlier process."""
+        self._groups(kept=RECENT if self._asked else 0.0)
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""
