@@ -78,7 +78,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
         "terminationMessagePath": pod_layout.TERMINATION_LOG_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    pods = job.pods or PodSettings()
+    pods = job.pods or PodSettings.model_construct()
     tolerations = [t.model_dump(exclude_defaults=True) for t in job.nodes.tolerations]
     return {
         "metadata": {

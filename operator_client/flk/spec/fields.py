@@ -69,7 +69,8 @@ class StrictModel(_Model):
     """Base of the job and its parts: immutable, without unknown keys and without conversions between types."""
 
     # Strict: a number in quotes is text. An error that names the field is better than a guess.
-    # Built when it is used first: a job builds its parts with it, and needs none of them by itself.
+    # Built when it is used first: a job builds its parts with it, and needs none of them by itself. So their defaults
+    # are made by model_construct.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False, defer_build=True)
 
 

@@ -167,7 +167,7 @@ made = {value for module in own for value in vars(module).values() if inspect.is
 slow = [value for value in made if value.__dataclass_params__.frozen]
 assert len(made) > 50 and not slow, slow
 from flk.spec import parts, table
-built = [model for model in (table.JobOptions, parts.DiLoCo) if model.__pydantic_complete__]
+built = [model for model in (table.JobOptions, parts.Resources, parts.PodSettings) if model.__pydantic_complete__]
 assert not built, built
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
