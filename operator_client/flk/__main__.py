@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     _guard_streams()
     if arguments is None:  # the process is this command's alone
-        # Most of what a command makes stays until its end: to look for garbage in it takes a fifth of its time.
+        # Most of what a command makes stays until its end: looking for garbage in it takes time and finds little.
         gc.set_threshold(50_000)
         atexit.register(gc.freeze)  # the end of an interpreter looks for garbage among all objects, several times
     try:
