@@ -14,7 +14,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -58,21 +58,8 @@ class Segment:
 class StepTrace:
     """One forward and backward pass, in the order in which its parts ran."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] = ()
     uncounted: frozenset[str] = frozenset()  # operations whose FLOPs torch cannot count
-
-    def with_loss_of(self, other: StepTrace) -> StepTrace:
-        """This trace, with the loss of ``other``: its operations between the model's forward and backward passes."""
-        loss = [segment for segment in other.segments if segment.block == LOSS]
-        before = [each for each in self.segments if not each.backward and each.block != LOSS]
-        after = [each for each in self.segments if each.backward and each.block != LOSS]
-        live = before[-1].end if before else 0
-        moved = []
-        for segment in loss:
-            shift = live - segment.begin
-            live = segment.end + shift
-            moved.append(replace(segment, begin=segment.begin + shift, peak=segment.peak + shift, end=live))
-        return StepTrace((*before, *moved, *after), self.uncounted | other.uncounted)
 
     @property
     def peak(self) -> int:

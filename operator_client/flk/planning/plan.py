@@ -25,8 +25,6 @@ class Row:
     """Memory, communication and time of one strategy. Bytes are for rank 0, seconds for one step."""
 
     strategy: str
-    precision: str  # "as written" in the script, or bf16
-    recompute: bool
     fits: bool
     total: int
     parameters: int

@@ -374,7 +374,7 @@ def test_the_exit_code_does_not_depend_on_whether_stderr_is_read(
         ("bench train.py", "text or json"),
         ("doctor", "text or json"),
         ("logs gpt", "text or json"),
-        ("plan train.py", "text, wide or json"),
+        ("plan train.py", "text or json"),
         ("render train.py", "yaml or json"),
         ("stacks gpt", "text or json"),
         ("why gpt", "text or json"),
