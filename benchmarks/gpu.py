@@ -44,7 +44,7 @@ import launch
 import measure
 import run_all
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 from gpu_models import MODELS, make
 from recovery import NoRecoveryError, until
 

@@ -1,8 +1,7 @@
 """``python -m flk_plan REQUEST script.py args``: the program that `flk plan` runs in a Python with torch.
 
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
-and output, the file for the result. With choose, the result is the strategy that `auto` stands for; measured has
-results of `flk bench` for it. With identify, it is the key of such a result.
+and output, the file for the result. With choose, the result is the strategy that `auto` stands for.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from flk_plan.choice import choose
 from flk_plan.communication import Cluster
 from flk_plan.group import open_group
 from flk_plan.hardware import FABRICS, find_gpu, gpu_of_type
-from flk_plan.plan import identity, make_plan
+from flk_plan.plan import make_plan
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import trial
@@ -37,8 +36,7 @@ def main() -> int:
 
 def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
     gpu = find_gpu(request["device"], request["memory"]) if "device" in request else gpu_of_type(request["gpu_type"])
-    fabric = request["fabric"]
-    cluster = Cluster(request["nodes"], request["ranks"], gpu, FABRICS[fabric], fabric)
+    cluster = Cluster(request["nodes"], request["ranks"], gpu, FABRICS[request["fabric"]])
     os.environ |= {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -51,10 +49,8 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
     }
     open_group(cluster.world_size)
     captured = capture(command, cluster.gpu)
-    if request.get("identify"):
-        return identity(captured, cluster)
     if request.get("choose"):
-        return choose(captured, cluster, request["measured"])
+        return choose(captured, cluster)
     return make_plan(captured, cluster)
 
 

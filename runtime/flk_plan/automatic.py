@@ -1,4 +1,4 @@
-"""Strategy auto: the ranks choose their strategy at the start, by the plan of the script or by measured results.
+"""Strategy auto: the ranks choose their strategy at the start, by the plan of the script.
 
 Rank 0 runs ``python -m flk_plan`` in a process of its own, which runs the script up to its first step on
 tensors without data. The other ranks wait and get the result.
@@ -68,7 +68,7 @@ def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
         strategy, reason = _ALONE, "there is one rank"
     else:
         try:
-            found = run_plan(rank_info, device, trial.script_command(), limit, choose=True)
+            found = run_plan(rank_info, device, trial.script_command(), limit)
             strategy, reason = found["strategy"], found["reason"]
         except RuntimeFailure as error:
             reason = f"it needs least memory, and there is no plan, because {error}; set another with --strategy"
@@ -81,22 +81,19 @@ def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
     return choice
 
 
-def run_plan(
-    rank_info: RankInfo, device: torch.device, command: list[str], limit: float = TIMEOUT, **request: Any
-) -> dict[str, Any]:
-    """Plan ``command`` for the ranks and the devices of this run, and return the result of `flk_plan`.
+def run_plan(rank_info: RankInfo, device: torch.device, command: list[str], limit: float = TIMEOUT) -> dict[str, Any]:
+    """Choose the strategy of ``command`` for the ranks and the devices of this run, as `flk_plan.choice` does.
 
-    ``limit`` is the time in seconds that this may take, and ``request`` is added to what the planner is given. Raises
-    SetupError if the script cannot be planned.
+    ``limit`` is the time in seconds that this may take. Raises SetupError if the script cannot be planned.
     """
     with tempfile.TemporaryDirectory(prefix="flk-") as folder:
         result, output = Path(folder, "plan.json"), Path(folder, "output")
-        request |= {
+        request = {
+            "choose": True,
             "nodes": -(-rank_info.world_size // rank_info.local_world_size),
             "ranks": rank_info.local_world_size,
             **_device(device, rank_info.local_world_size),
             "fabric": user_env.FABRIC.read(os.environ),
-            "measured": _measured(),
             "output": str(result),
         }
         environment = trial.trial_environment()
@@ -131,13 +128,3 @@ def _device(device: torch.device, local_world_size: int) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         return {"device": properties.name, "memory": properties.total_memory}
     return {"device": "cpu", "memory": host.memory_limit() // local_world_size}
-
-
-def _measured() -> list[Any]:
-    """The results of `flk bench` that were given to this job."""
-    text = os.environ.get(user_env.MEASURED)
-    try:
-        found = json.loads(text) if text else []
-    except ValueError:
-        raise SetupError(f"{user_env.MEASURED} is not JSON") from None
-    return found if isinstance(found, list) else []

@@ -23,7 +23,6 @@ class Cluster:
     gpus: int  # of each node; one rank for each
     gpu: Gpu
     network: float  # bytes per second and GPU between nodes
-    fabric: str = "auto"  # name of the network between the nodes
 
     @property
     def world_size(self) -> int:

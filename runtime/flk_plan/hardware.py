@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.errors import SetupError
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 
 GIB: Final = 1 << 30
 # Fractions of the peaks that well-made kernels reach. None is fitted to a run that flk's documentation compares with.
@@ -77,7 +77,7 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
     return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9)
 
 
-# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
+# By the name that users give: name for `mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
 # over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64). Data sheets name the sum of
 # both directions; here is one. Sources, for these figures and for mfu.PEAKS:
 # - T4, V100 (SXM2, PCIe), L4, A10, A40, L40S, RTX A6000: NVIDIA's data sheet of each.
@@ -143,12 +143,6 @@ def find_gpu(device: str, memory: int) -> Gpu:
         return Gpu(device, memory)
     nearest = min(known, key=lambda each: (-len(each.name.split()), abs(each.memory - memory)))
     return replace(nearest, memory=memory)
-
-
-def type_of(gpu: Gpu) -> str:
-    """The type of a GPU in GPUS, of those with its name the one that has most nearly its memory; else its name."""
-    same = {key: each for key, each in GPUS.items() if each.name == gpu.name}
-    return min(same, key=lambda key: abs(same[key].memory - gpu.memory), default=gpu.name)
 
 
 # Bytes per second and GPU between nodes, one direction, by the name of flk's preset of the fabric.

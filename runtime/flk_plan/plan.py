@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from flk_plan.capture import CapturedModel
 from flk_plan.communication import Cluster, shard_count
@@ -18,12 +15,11 @@ from flk_plan.hardware import (
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
-    type_of,
 )
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
-from flk_runtime.metrics import mfu
 from flk_runtime.parallel import STRATEGIES
+from flk_runtime.system import mfu
 
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
@@ -48,7 +44,6 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
     return {
-        **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
         "world_size": cluster.world_size,
         "gpu": gpu.name,
@@ -71,29 +66,6 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
             "compile= is not modelled: the times are of kernels that are not compiled, and that the host launches one "
             "by one"
         )
-
-
-def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
-    """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
-    given = captured.options
-    # The text of a function has its address. The time of a step does not depend on how values are initialized.
-    options = replace(given, init=None, blocks=None)
-    chosen = _names(captured.model, captured.blocks)
-    facts = (captured.trace.model_flops, captured.synced, options, given.blocks is None, chosen)
-    digest = hashlib.sha256(str(facts).encode())
-    for name, each in captured.model.named_parameters():
-        digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
-    return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
-
-
-def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    chosen = set(map(id, modules))
-    return [name for name, each in model.named_modules() if id(each) in chosen]
-
-
-def hardware_of(cluster: Cluster) -> dict[str, Any]:
-    """The hardware for which measurements hold."""
-    return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
 def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from flk_plan.hardware import Gpu
-from flk_runtime.metrics import mfu
-from flk_runtime.system import pytree
+from flk_runtime.system import mfu, pytree
 
 _PLAIN: Final = (bool, int, float, str, torch.dtype, types.FunctionType)
 OUTSIDE: Final = -1  # index of operations that are in the model and in no block

@@ -24,7 +24,6 @@ def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, 
     )
     assert done.code == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["hardware"] == {"gpu": "CPU", "nodes": 2, "ranks": 1, "fabric": "auto"}
     assert set(result["strategies"]) == {"ddp"}
     assert all(each["seconds"] > 0 and len(each["memory"]) == 2 for each in result["strategies"].values())
     jobs = kubectl.json("get", "pytorchjobs")["items"]

@@ -1,4 +1,4 @@
-"""`flk bench --local`: real ranks, one strategy after the other, and strategy auto with what was measured."""
+"""`flk bench --local`: real ranks, one strategy after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from flk.planning.bench import BenchResult
 from tests.support.benchmark import SCRIPT
 from tests.support.commands import Flk
 
@@ -24,7 +23,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
 @pytest.mark.promise("Planning: flk bench measures each strategy in the same pods")
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
+def test_strategies_are_measured(flk: Flk) -> None:
     done = flk(
         *("bench", "train.py", "--local", "--processes", "2", "--steps", "4", "--strategies", "ddp,full_shard"),
         *("-o", "json"),
@@ -35,13 +34,6 @@ def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
     for measured in result["strategies"].values():
         assert measured["seconds"] > 0
         assert len(measured["memory"]) == 2
-    # As if full_shard had been much faster, so that the outcome does not depend on this machine.
-    times = {"strategies": {"ddp": {"seconds": 0.9}, "full_shard": {"seconds": 0.1}}}
-    assert BenchResult(result | times).keep(flk.folder / "home" / ".local" / "state" / "flk" / "bench")
-    trained = flk("run", "train.py", "--processes", "2", "--strategy", "auto")
-    assert trained.code == 0, trained.stderr
-    said = "strategy full_shard, chosen by auto: 100 ms for a step (measured by flk bench), ddp 900 ms"
-    assert said in trained.stderr
 
 
 @pytest.mark.promise("Planning: flk bench measures each strategy in the same pods")

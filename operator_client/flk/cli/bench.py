@@ -19,7 +19,7 @@ from flk.user.terminal import one_line, print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    from flk.planning.bench import BenchResult
+    from flk.local.bench import BenchResult
     from flk.spec.job import Job
 
 _CASE = 300  # seconds that a strategy may take by default
@@ -53,10 +53,10 @@ def bench(
     """Run a script for a few steps under each strategy, twice in turn in one job, and compare them.
 
     The job has the pods of the training job and is deleted at the end. Shows the shorter time of a step, MFU and peak
-    memory. Results are kept on this machine: strategy auto uses them for the same model and hardware.
+    memory.
     """
     limit = seconds(timeout, "--strategy-timeout") or _CASE
-    from flk.planning.bench import bench_job
+    from flk.local.bench import bench_job
 
     here = Path.cwd()
     job = loaded.started_in(here) if local else loaded.job
@@ -65,11 +65,6 @@ def bench(
     if result is None:
         note("there is no result: the lines above say why")
         return code or int(ExitCode.ERROR)
-    try:
-        if result.keep() is None:
-            note("the result is not kept: without a plan of the script it cannot be told for which model it is")
-    except OSError as error:
-        note(f"the result is not kept: {error}")
     print(json.dumps(result.data, indent=2) if output == "json" else "\n".join(_text(result)))
     return code if result.fastest or code else int(ExitCode.TRAINING)
 
@@ -121,7 +116,7 @@ class _Watched(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take whole lines."""
-        from flk.planning.bench import BenchResult
+        from flk.local.bench import BenchResult
 
         for line in text.splitlines():
             found = BenchResult.find(line)
@@ -142,7 +137,6 @@ def _text(result: BenchResult) -> Iterator[str]:
     ]
     yield from table(["STRATEGY", "STEP", "MFU", "MEMORY"], rows)
     yield ""
-    yield from (f"warning: {one_line(text)}" for text in data["warnings"])
     if result.fastest:
         yield f"fastest: --strategy {result.fastest}"
 

@@ -21,8 +21,6 @@ import typer
 from flk.cli.help import show_all
 from flk.errors import FlkError, UsageError
 from flk.user.terminal import one_line
-from flk_runtime.contract.options import AUTO
-from flk_runtime.contract.user_env import MEASURED
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -260,10 +258,4 @@ def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     check_files(job, root, here=here)
     for warning in warnings(job):
         note(warning)
-    if job.strategy == AUTO and MEASURED not in job.env:
-        from flk.planning.bench import measured
-
-        results = measured(job)
-        if results:
-            job = job.changed(env=job.env | {MEASURED: json.dumps(results, separators=(",", ":"))})
     return LoadedJob(job, root)

@@ -13,7 +13,7 @@ from flk.cli.options import LoadedJob, note, output_format, takes_job
 from flk.spec.units import bytes_text, number_text, time_text
 
 if TYPE_CHECKING:
-    from flk.planning.plan import Plan, Row
+    from flk.local.plan import Plan, Row
 
 _GPU_TYPE = "h100"  # of a job that names none
 _LESS_MEMORY = {"A100": "a100-40gb", "V100": "v100-16gb"}  # by the type of a job, of which some nodes have this one
@@ -35,7 +35,7 @@ def plan(
     The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
     GPU nor memory for the model. Nothing is sent to a cluster.
     """
-    from flk.planning.plan import make_plan
+    from flk.local.plan import make_plan
 
     here = Path.cwd()
     job = loaded.started_in(here).named()

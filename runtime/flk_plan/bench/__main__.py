@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any, Final
 
 import torch.distributed as dist
 
-from flk_plan.automatic import run_plan
-from flk_plan.bench.cases import Cases, Ended
+from flk_plan.bench.cases import Cases
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.shared import failure_report
-from flk_runtime.system import device as devices
 
 _FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
 _HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
@@ -39,7 +36,7 @@ class Benchmark:
         self._cases = Cases(info, store, request["timeout"])
 
     def run(self) -> dict[str, Any]:
-        """Run all cases and return the result, on rank 0 with its key: the model and the hardware. Collective."""
+        """Run all cases and return the result. Collective."""
         strategies = self._request["strategies"] or strategies_of(self._info)
         measured: dict[str, dict[str, Any]] = {}
         for number in range(_ROUNDS):  # each strategy once in each, so that a slow minute is not one strategy's
@@ -47,24 +44,14 @@ class Benchmark:
                 before = measured.get(name, {})
                 if "error" not in before:
                     measured[name] = faster(before, self._measure(name, number))
-        result = {"strategies": measured, "steps": self._request["steps"], "warnings": []}
-        if self._info.rank == 0:
-            try:
-                result |= run_plan(self._info, devices.select(self._info), self._command, identify=True)
-            except RuntimeFailure as error:
-                result["warnings"] = [f"the script cannot be planned: {error}"]
-        return result
+        return {"strategies": measured, "steps": self._request["steps"]}
 
     def _measure(self, strategy: str, number: int) -> dict[str, Any]:
         """Measure one strategy; the result is the slowest rank's result."""
         request = {"strategy": strategy, "steps": self._request["steps"]}
-        ended = self._cases.run(
-            "flk_plan.bench.script",
-            lambda path: [json.dumps(request | {"output": path}), *self._command],
-            {user_env.STRATEGY: strategy},
-        )
+        ended = self._cases.run(request, self._command, {user_env.STRATEGY: strategy})
         if ended.error:
-            self._say(f"{strategy}: {_with_output(ended)}")
+            self._say("\n".join([f"{strategy}: {ended.error}", *(f"    {line}" for line in ended.output[-8:])]))
             return {"error": ended.error}
         ranks = self._cases.gather(f"result-{strategy}-{number}", ended.result)
         seconds = max(each["seconds"] for each in ranks)
@@ -94,17 +81,13 @@ def strategies_of(info: RankInfo) -> tuple[str, ...]:
     return _FLAT + _HYBRID * has_two_levels
 
 
-def _with_output(ended: Ended) -> str:
-    return "\n".join([ended.error, *(f"    {line}" for line in ended.output[-8:])])
-
-
 def main() -> int:
     """Run the benchmark on this rank and return its exit code. Collective."""
     try:
         info = discover()
         result = Benchmark(info, json.loads(sys.argv[1]), sys.argv[2:]).run()
         if info.rank == 0:
-            print(log_format.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
+            print(log_format.BENCH_MARKER + json.dumps(result), flush=True)
     except RuntimeFailure as error:
         failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         print(f"flk bench: {error}", file=sys.stderr, flush=True)

@@ -78,7 +78,6 @@ VERIFY: Final = Variable(
 STANDS_FOR: Final = Variable(
     "FLK_STANDS_FOR", "ranks in whose place one process trains, to verify them; set by flk", 1, integer(1)
 )
-MEASURED: Final = Setting("FLK_MEASURED", "results of `flk bench` that strategy auto uses: a list in JSON", "")
 FABRIC: Final = Variable("FLK_FABRIC", "preset of NCCL's variables that the job uses", AUTO)
 CHECKPOINT: Final = Variable(
     "FLK_CHECKPOINT", "folder of the checkpoints, or their address in S3: s3://BUCKET/PREFIX", ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks
@@ -52,16 +50,6 @@ STRATEGIES = {
     "hybrid_shard": Strategy(shards=True, replicates=True, reshards=True),
     "hybrid_shard_zero2": Strategy(shards=True, replicates=True),
 }
-
-
-def choose_strategy(strategy: str | None) -> str:
-    """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
-    name = strategy or user_env.STRATEGY.read(os.environ)
-    try:
-        return parse_strategy(name)
-    except ValueError as error:
-        source = "" if strategy else f" (from {user_env.STRATEGY})"
-        raise SetupError(f"{error}{source}") from None
 
 
 def parallelize(

@@ -17,8 +17,8 @@ from flk_plan.communication import Cluster
 from flk_plan.hardware import GPUS
 from flk_plan.plan import make_plan
 from flk_runtime.errors import SetupError
-from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions
+from flk_runtime.system import mfu
 from flk_runtime.training.process import current
 
 BEGIN = """
@@ -445,7 +445,7 @@ def test_a_model_that_is_compiled_is_not_ranked(captured: Any) -> None:
     found = captured(MODEL + ADAMW + "shard(model, optimizer, compile=True)" + STEP)
     assert {row["modelled"] for row in make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))["rows"]} == {False}
     with pytest.raises(SetupError, match=r"compile= is not modelled"):
-        choose(found, Cluster(1, 8, GPUS["h100"], 1e9), [])
+        choose(found, Cluster(1, 8, GPUS["h100"], 1e9))
 
 
 def test_a_kernel_whose_flops_are_unknown_is_a_warning(captured: Any) -> None:
@@ -456,7 +456,7 @@ def test_a_kernel_whose_flops_are_unknown_is_a_warning(captured: Any) -> None:
     memory = [row["total"] for row in plan["rows"]]
     assert memory == sorted(memory)  # they are not ranked by times that leave something out
     with pytest.raises(SetupError, match=r"no formula for the FLOPs of flk_test\.attend.*; `flk bench` can measure it"):
-        choose(found, Cluster(1, 8, GPUS["h100"], 1e9), [])
+        choose(found, Cluster(1, 8, GPUS["h100"], 1e9))
     with pytest.raises(ValueError, match=r"torch has no formula for flk_test\.attend"):
         mfu.count(mfu.skeleton(found.model), [((torch.empty(4, 8, device="meta"),), {})])
 

@@ -12,7 +12,7 @@ import pytest
 
 from flk.cli.plan import _text
 from flk.local.places import packages_folder
-from flk.planning.plan import Plan, Row, _installed
+from flk.local.plan import Plan, Row, _installed
 from flk.spec.job import Job
 from tests.support.requirements import with_torch
 
@@ -40,8 +40,8 @@ def test_a_script_that_never_reaches_its_first_step_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "flk_plan.py").write_text("import signal\n\nsignal.pause()\n")
-    monkeypatch.setattr("flk.planning.plan.interpreter", lambda: (sys.executable, str(tmp_path)))
-    monkeypatch.setattr("flk.planning.plan.LIMIT", 0.5)
+    monkeypatch.setattr("flk.local.plan.interpreter", lambda: (sys.executable, str(tmp_path)))
+    monkeypatch.setattr("flk.local.plan.LIMIT", 0.5)
     code, stdout, stderr = run("plan", "train.py")
     assert (code, stdout) == (2, "")
     assert stderr.startswith("error: the script did not reach its first step within 0.5 s\nhint: ")

@@ -1,28 +1,18 @@
-"""Benchmarks of strategies: the job that measures them, its result, and where results are kept.
-
-`flk_plan.bench` is the side of the ranks. Results are in ``$XDG_STATE_HOME/flk/bench``, by default
-``~/.local/state/flk/bench``. A file holds the newest result of one model on one kind of hardware, as JSON.
-"""
+"""Benchmarks of strategies: the job that measures them, and its result. `flk_plan.bench` is the side of the ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
-
-_GIVEN: Final = 20  # results that travel with a job
-_NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it
 
 
 @dataclass(frozen=True)
@@ -46,46 +36,8 @@ class BenchResult:
     @property
     def fastest(self) -> str | None:
         """The strategy with the shortest step; None if none could be measured."""
-        seconds = self._seconds()
+        seconds = {name: each["seconds"] for name, each in self.data["strategies"].items() if "seconds" in each}
         return min(seconds, key=lambda name: seconds[name]) if seconds else None
-
-    def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result in place of an older one; None if it has no key or measured nothing. Raises OSError."""
-        if not self._seconds() or any(name not in self.data for name in _NEEDED):
-            return None
-        folder = folder or _folder()
-        hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
-        path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
-        write_whole(path, json.dumps(self._summary()).encode())
-        return path
-
-    def _seconds(self) -> dict[str, float]:
-        return {name: each["seconds"] for name, each in self.data["strategies"].items() if "seconds" in each}
-
-    def _summary(self) -> dict[str, Any]:
-        """Return the part of the result that strategy auto reads."""
-        return {name: self.data[name] for name in _NEEDED} | {"seconds": self._seconds()}
-
-
-def kept_results(folder: Path | None = None) -> list[dict[str, Any]]:
-    """Return the kept results, the oldest first. Files that cannot be read are left out."""
-    found = []
-    for path in (folder or _folder()).glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            result = json.loads(path.read_text())
-            found.append((float(result["time"]), result))
-    return [result for _, result in sorted(found, key=lambda each: each[0])]
-
-
-def measured(job: Job, folder: Path | None = None) -> list[dict[str, Any]]:
-    """Return the newest kept results that were measured on as many nodes and ranks as ``job`` has."""
-    shape = {"nodes": job.replicas, "ranks": job.processes_per_pod}
-    found = [each for each in kept_results(folder) if shape.items() <= each.get("hardware", {}).items()]
-    return found[-_GIVEN:]
-
-
-def _folder() -> Path:
-    return state_folder() / "bench"
 
 
 def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:

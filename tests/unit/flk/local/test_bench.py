@@ -1,15 +1,13 @@
-"""`flk bench` without ranks: the job, and the results that are kept."""
+"""`flk bench` without ranks: the job, and its result."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flk.errors import UsageError
-from flk.planning.bench import BenchResult, bench_job, kept_results, measured
+from flk.local.bench import BenchResult, bench_job
 from flk.spec.job import Job
 from flk_plan.bench.__main__ import faster
 from flk_plan.bench.cases import first_cause
@@ -25,42 +23,25 @@ def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None
     assert first_cause([store, misuse]) == f"rank 1: {misuse}"
 
 
-def result(time: float = 1.0, model: str = "a", nodes: int = 2) -> BenchResult:
-    data: dict[str, Any] = {
-        "model": model,
-        "hardware": {"gpu": "H100", "nodes": nodes, "ranks": 8, "fabric": "efa"},
-        "time": time,
+RESULT = BenchResult(
+    {
         "strategies": {
             "ddp": {"error": "out of memory"},
             "full_shard": {"seconds": 0.2, "mfu": 0.4, "memory": [1 << 30]},
             "hybrid_shard": {"seconds": 0.1, "mfu": 0.5, "memory": [1 << 31]},
-        },
+        }
     }
-    return BenchResult(data)
+)
 
 
 def test_the_result_is_found_in_the_output_of_rank_0() -> None:
-    line = f"[rank 0] flk-bench {json.dumps(result().data)}"
+    line = f"[rank 0] flk-bench {json.dumps(RESULT.data)}"
     found = BenchResult.find(line)
-    assert found == result()
+    assert found == RESULT
     assert found
     assert found.fastest == "hybrid_shard"
     for other in ("[rank 0] flk-bench {", "[rank 1] " + line.removeprefix("[rank 0] "), "[rank 0] flk-bench 3", ""):
         assert BenchResult.find(other) is None
-
-
-def test_the_newest_result_of_a_model_on_some_hardware_is_kept(tmp_path: Path) -> None:
-    for time, model, nodes in ((3.0, "a", 2), (1.0, "b", 2), (2.0, "a", 4), (4.0, "a", 2)):
-        assert result(time, model, nodes).keep(tmp_path)
-    (tmp_path / "damaged.json").write_text("{")
-    assert [each["time"] for each in kept_results(tmp_path)] == [1.0, 2.0, 4.0]
-    assert kept_results(tmp_path)[-1]["seconds"] == {"full_shard": 0.2, "hybrid_shard": 0.1}
-    job = Job(command="train.py", replicas=2, resources={"gpu": 8})  # type: ignore[arg-type]
-    assert [each["model"] for each in measured(job, tmp_path)] == ["b", "a"]
-    assert BenchResult({"strategies": {}}).keep(tmp_path) is None
-    failed = BenchResult({**result(5.0).data, "strategies": {"ddp": {"error": "out of memory"}}})
-    assert failed.keep(tmp_path) is None
-    assert kept_results(tmp_path)[-1]["time"] == 4.0
 
 
 def test_the_faster_of_two_rounds_counts_and_an_error_in_either() -> None:
