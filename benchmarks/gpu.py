@@ -44,7 +44,7 @@ import launch
 import measure
 import run_all
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 from gpu_models import MODELS, make
 from recovery import NoRecoveryError, until
 
@@ -194,13 +194,11 @@ class Benchmark:
             (self.large, False): self.train(self.large),
             (self.large, True): self.train(self.large, recompute=True),
         }
-        plans = {name: self.plan(name) for name in (self.small, self.large)}
         for (name, recompute), found in cases.items():
             shape = MODELS[name]
             title = f"{name}{', recomputed' if recompute else ''}, full_shard"
-            row = next(
-                row for row in plans[name]["rows"] if row["strategy"] == "full_shard" and row["recompute"] == recompute
-            )
+            rows = self.plan(name, recompute=recompute)["rows"]
+            row = next(row for row in rows if row["strategy"] == "full_shard")
             tokens = shape.batch * shape.length
             rates = [each * tokens for each in found["rates"]]
             prediction = [tokens / row["step_seconds"]] * len(rates)
@@ -222,14 +220,15 @@ class Benchmark:
         found: dict[str, Any] = self.ranks("train", *options, **variables)[0]
         return found
 
-    def plan(self, name: str) -> dict[str, Any]:
+    def plan(self, name: str, *, recompute: bool) -> dict[str, Any]:
         """What `flk plan` says of the script for the GPU that was seen."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "plan.json"
             request = {"nodes": 1, "ranks": 1, "fabric": "auto", "output": str(file)}
             request |= {"device": self.seen["device"], "memory": self.seen["memory"]}
             command = [sys.executable, "-m", "flk_plan", json.dumps(request), str(RANKS), "train"]
-            subprocess.run([*command, "--model", name], env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
+            command += ["--model", name, *["--recompute"] * recompute]
+            subprocess.run(command, env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
             found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"error": "the plan failed"}
         if "error" in found:
             raise SystemExit(found["error"])

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import flk_runtime as flk
 import launch
 import measure
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 from flk_runtime.training.run import Run
 from gpu_models import MODELS, Block, Transformer, make, tokens_of
 

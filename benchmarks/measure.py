@@ -107,6 +107,15 @@ def _coverage(count: int, outside: int) -> float:
     return float(1 - 2 * tail / 2**count)
 
 
+def share_interval(hits: int, count: int) -> Interval:
+    """Wilson's interval for the probability of a hit, of which there were ``hits`` in ``count`` independent trials."""
+    quantile = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    share, spread = hits / count, quantile**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return Interval(max(0.0, middle - half), min(1.0, middle + half), CONFIDENCE)
+
+
 @dataclass(frozen=True)
 class Result:
     """The comparison of one quantity: the medians of both sides, the median of their ratios, and its goal."""
@@ -284,6 +293,13 @@ class Report:
     def compute(self, what: str, ours: float, theirs: float, goal: Goal, unit: str) -> None:
         """Add the ratio of two numbers that are the same in every run."""
         self._add(Result.computed(self.benchmark, what, ours, theirs, goal, unit))
+
+    def share(self, what: str, hits: int, count: int, goal: Goal) -> None:
+        """Add the share of trials that were hits. It is not judged if so few could not meet the goal."""
+        found = share_interval(hits, count)
+        if not goal.is_met(share_interval(count, count).low):
+            found = dataclasses.replace(found, coverage=0.0)
+        self._add(Result(self.benchmark, what, "trials", hits, count, hits / count, found, count, goal))
 
     def _add(self, result: Result) -> None:
         self.results.append(result)

@@ -17,7 +17,7 @@ CHANGED: Final = "The code that it measures has changed since."
 UNKNOWN: Final = "The code that it measures is in no commit of this history."
 
 _LAUNCHER: Final = ("runtime/flk_runtime/launcher", "runtime/flk_runtime/wire")
-_RUN: Final = ("runtime/flk_runtime/training", "runtime/flk_runtime/metrics", "runtime/flk_runtime/distributed")
+_RUN: Final = ("runtime/flk_runtime/training", "runtime/flk_runtime/system/mfu.py", "runtime/flk_runtime/distributed")
 _CHECKPOINT: Final = (
     "runtime/flk_runtime/checkpoint",
     "runtime/flk_runtime/distributed",
@@ -40,6 +40,9 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "cli": ("operator_client/flk",),
     "start": _LAUNCHER,
     "recovery": _LAUNCHER,
+    "recovery_loops": ("runtime/flk_hosts", *_LAUNCHER, *_RUN, *_CHECKPOINT),
+    "failures": ("benchmarks/failing_loop.py", *_TRAINING),
+    "diagnosis": ("benchmarks/faulty.py", "runtime/flk_runtime/contract", "tests/support/failure_kinds.py", *_TRAINING),
     "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
     "elastic": (*_LAUNCHER, *_RUN, *_CHECKPOINT),
     "rendezvous": (
@@ -59,8 +62,8 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "plan": (
         "benchmarks/llama.py",
         "benchmarks/small_models.py",
-        "operator_client/flk/planning/bench.py",
-        "operator_client/flk/planning/plan.py",
+        "operator_client/flk/local/bench.py",
+        "operator_client/flk/local/plan.py",
         "runtime/flk_plan/bench",
         "runtime/flk_plan",
     ),

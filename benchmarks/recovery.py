@@ -18,7 +18,8 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,14 +59,15 @@ class NoRecoveryError(Exception):
     """The ranks have not made a step in time."""
 
 
-def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int) -> float:
+def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int, script: str = SCRIPT) -> float:
     """Seconds from the kill of a rank to the first step that all ranks have finished afterwards.
 
-    Raises NoRecoveryError if that takes more than LIMIT seconds.
+    ``script`` writes the times of its steps as SCRIPT does. Raises NoRecoveryError if that takes more than LIMIT
+    seconds.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         jobs = [
             process.start(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for process in launcher(["train.py"], ranks, launchers, 1)
@@ -131,38 +133,46 @@ def main() -> int:
     everyone = {"flk": launch.flk, **peers}
     for launchers in (1, 2):
         measure.progress(f"{arguments.ranks} ranks, {launchers} launchers")
-        times = measure.alternate(
-            {name: recovery_of(launcher, arguments.ranks, launchers) for name, launcher in everyone.items()},
-            arguments.rounds,
-            show=lambda seconds: "-" if seconds is None else f"{seconds:.2f} s",
-        )
-        if None in times["flk"]:
-            raise SystemExit(f"flk did not recover in {LIMIT:.0f} s")
-        for peer in peers:
-            pairs = [
-                (mine, other)
-                for mine, other in zip(times["flk"], times[peer], strict=True)
-                if mine is not None and other is not None
-            ]
-            if len(pairs) < arguments.rounds:
-                lost = arguments.rounds - len(pairs)
-                print(f"{peer}, {launchers} launchers: {lost} of {arguments.rounds} did not recover in {LIMIT:.0f} s")
-            if pairs:
-                what = f"recovery of {arguments.ranks} ranks, {launchers} launcher{'s' * (launchers - 1)}, flk / {peer}"
-                report.compare(what, [mine for mine, _ in pairs], [other for _, other in pairs], GOAL, "s")
+        what = f"recovery of {arguments.ranks} ranks, {launchers} launcher{'s' * (launchers - 1)}"
+        cases = {
+            name: partial(seconds_to_recover, launcher, arguments.ranks, launchers)
+            for name, launcher in everyone.items()
+        }
+        compare(report, what, cases, arguments.rounds, GOAL)
     return report.finish()
 
 
-def recovery_of(launcher: launch.Launcher, ranks: int, launchers: int) -> Callable[[], float | None]:
-    """A measurement for `measure.alternate`: None if there was no recovery."""
+def compare(
+    report: measure.Report, what: str, cases: Mapping[str, Callable[[], float]], rounds: int, goal: measure.Goal
+) -> list[float]:
+    """Measure the recovery of flk, the first case, and of its peers, and report the ratios. Returns flk's times.
 
-    def once() -> float | None:
-        try:
-            return seconds_to_recover(launcher, ranks, launchers)
-        except NoRecoveryError:
-            return None
+    Rounds in which a peer did not recover are left out, and told.
+    """
+    times = measure.alternate(
+        {name: partial(_unless_lost, case) for name, case in cases.items()},
+        rounds,
+        show=lambda seconds: "-" if seconds is None else f"{seconds:.2f} s",
+    )
+    ours = [seconds for seconds in times.pop("flk") if seconds is not None]
+    if len(ours) < rounds:
+        raise SystemExit(f"flk did not recover in {LIMIT:.0f} s")
+    for peer, theirs in times.items():
+        pairs = [(mine, other) for mine, other in zip(ours, theirs, strict=True) if other is not None]
+        if len(pairs) < rounds:
+            print(f"{what}: {peer} did not recover in {LIMIT:.0f} s in {rounds - len(pairs)} of {rounds} rounds")
+        if pairs:
+            report.compare(
+                f"{what}, flk / {peer}", [mine for mine, _ in pairs], [other for _, other in pairs], goal, "s"
+            )
+    return ours
 
-    return once
+
+def _unless_lost(case: Callable[[], float]) -> float | None:
+    try:
+        return case()
+    except NoRecoveryError:
+        return None
 
 
 if __name__ == "__main__":

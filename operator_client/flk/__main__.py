@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -21,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the arguments of this process) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _guard_streams()
+    if arguments is None:  # the process is this command's alone
+        # Most of what a command makes stays until its end: looking for garbage in it takes time and finds little.
+        gc.set_threshold(50_000)
+        atexit.register(gc.freeze)  # the end of an interpreter looks for garbage among all objects, several times
     try:
         if words in (["--version"], ["-V"]):  # without importing Typer: scripts call it often
             print(f"flk {VERSION}")

@@ -17,7 +17,6 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 
 _POLL = 1.0  # seconds
-_FAREWELL = 60.0  # seconds without workers after which a hub whose launcher has finished ends, if there were any
 
 
 def main() -> int:
@@ -46,8 +45,7 @@ def main() -> int:
         return int(ExitCode.USAGE)
     hub.start()
     while not stop.wait(_POLL):
-        farewell = _FAREWELL if hub.met or others else 0.0
-        if hub.finished or (launcher_ended.is_set() and hub.idle_for > farewell):
+        if hub.is_done(launcher_ended=launcher_ended.is_set(), others=others):
             break
     hub.close()
     return 0

@@ -20,6 +20,7 @@ from flk_runtime.system.host import is_loopback
 from flk_runtime.wire import LEASE, Acceptor, Refused, listen
 
 _TICK = 0.5  # seconds
+_FAREWELL = 60.0  # seconds without workers after which a hub whose launcher has finished ends, if there were any
 _Item = tuple[FromHub, Data]
 _BYTES, _MORE = 4, 1 << 16  # that a worker may send at once: of an element, and of all beside them
 
@@ -76,23 +77,19 @@ class Hub:
         threading.Thread(target=self._acceptor.serve, args=(self._serve, "worker"), daemon=True).start()
         threading.Thread(target=self._tick, daemon=True).start()
 
-    @property
-    def idle_for(self) -> float:
-        """Seconds since the last worker has left; 0 while there are workers."""
-        with self._lock:
-            return 0.0 if self._peers else time.monotonic() - self._last_left
+    def is_done(self, *, launcher_ended: bool, others: bool) -> bool:
+        """Whether all workers have come and have said that they have finished, or no other one is awaited any more.
 
-    @property
-    def met(self) -> bool:
-        """Whether a worker has ever connected."""
+        Once the launcher has ended, workers are awaited for a minute after the last one has left; if none has come,
+        only where there may be ``others``.
+        """
         with self._lock:
-            return self._rounds is not None
-
-    @property
-    def finished(self) -> bool:
-        """Whether all workers have come, and have said that they have finished."""
-        with self._lock:
-            return bool(self._rounds) and not self._peers and self._rounds.left >= self._layout["workers"]  # type: ignore[union-attr]
+            if self._peers:
+                return False
+            if self._rounds and self._rounds.left >= self._layout["workers"]:
+                return True
+            farewell = _FAREWELL if self._rounds or others else 0.0
+            return launcher_ended and time.monotonic() - self._last_left > farewell
 
     def close(self) -> None:
         """Stop listening and close all connections."""

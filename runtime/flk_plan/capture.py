@@ -52,8 +52,7 @@ class CapturedModel:
     optimizers: Sequence[Optimizer]
     options: ParallelOptions
     blocks: list[nn.Module]
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)  # of the first micro-batch
-    trace: StepTrace | None = None
+    trace: StepTrace = field(default_factory=StepTrace)  # without segments until the step is made
     synced: list[bool] = field(default_factory=lambda: [True])  # for each micro-batch: its gradients are communicated
     autocast: torch.dtype | None = None  # in which the model was called
 
@@ -91,7 +90,7 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
     captured = session.captured
     if captured is None:
         raise SetupError(_NOT_CALLED)
-    if captured.trace is None:
+    if not captured.trace.segments:
         raise SetupError("the script ended before its optimizer made a step: plan traces the first step")
     return captured
 
@@ -158,7 +157,7 @@ class _Session:
                     module._buffers[name] = torch.zeros_like(buffer, device="cpu")
         self.captured = CapturedModel(model, optimizers, options, find_blocks(model, options.blocks))
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._before_forward)
         return _Planned(model, self._no_sync)
 
     @contextlib.contextmanager
@@ -176,7 +175,7 @@ class _Session:
             return 0
         return len(self.captured.synced) - (not self._tracer.backward_began)
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, model: nn.Module, *_: Any) -> None:
         captured = self.captured
         assert captured is not None  # noqa: S101
         recomputes = torch._C._current_graph_task_id() >= 0
@@ -185,21 +184,16 @@ class _Session:
         if self._tracer is not None and model.training and not self._training:
             self._recording.close()  # what was recorded was an evaluation
             self._tracer = None
-            captured.calls, captured.synced = [], [True]
+            captured.synced = [True]
         self._training = model.training
         if self._tracer is None:
             self._tracer = Tracer(model, captured.blocks, self._gpu)
             captured.autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-            options = captured.options
-            self._recording.enter_context(
-                _as_trained(captured, precision=options.precision, recompute=options.recompute)
-            )
+            self._recording.enter_context(_as_trained(captured))
             self._recording.enter_context(self._tracer.recording())
         elif self._tracer.backward_began:
             self._tracer.begin_micro_batch()
             captured.synced.append(True)
-        if len(captured.synced) == 1:
-            captured.calls.append(pytree.map_leaves((args, kwargs), _without_history))
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         captured = self.captured
@@ -216,13 +210,6 @@ class _Session:
             self._hook.remove()
             captured.trace = self._tracer.result()
             raise _StepDone
-
-
-def _without_history(leaf: Any) -> Any:
-    """An argument that does not lead to an earlier call, whose graph is gone when the calls are made again."""
-    if not isinstance(leaf, torch.Tensor) or leaf.is_leaf:
-        return leaf
-    return leaf.detach().requires_grad_()
 
 
 class _Planned(ParallelModel):
@@ -245,39 +232,12 @@ def _trains(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     return bool(held & trained)
 
 
-def retrace(
-    captured: CapturedModel,
-    gpu: Gpu,
-    *,
-    precision: Precision | None,
-    recompute: bool,
-) -> StepTrace:
-    """Trace the first micro-batch in another precision, or with recomputation."""
-    model, blocks = captured.model, captured.blocks
-    parameter = next(model.parameters())
-    assert isinstance(parameter.data, FakeTensor)  # noqa: S101
-    tracer = Tracer(model, blocks, gpu)
-    with (
-        WithoutData(),
-        _kernels_of_gpus(),
-        _as_trained(captured, precision=precision, recompute=recompute),
-        parameter.data.fake_mode,
-        torch.autocast("cpu", captured.autocast, enabled=captured.autocast is not None),
-        tracer.recording(),
-    ):
-        outputs = [model(*args, **kwargs) for args, kwargs in captured.calls]
-        ends = [leaf for leaf in pytree.leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
-    assert captured.trace is not None  # noqa: S101
-    return tracer.result().with_loss_of(captured.trace)
-
-
 @contextlib.contextmanager
-def _as_trained(captured: CapturedModel, *, precision: Precision | None, recompute: bool) -> Iterator[None]:
+def _as_trained(captured: CapturedModel) -> Iterator[None]:
     """Give the model the dtypes and the recomputation that `run.parallelize` would give it."""
-    model, blocks = captured.model, captured.blocks
+    model, blocks, precision = captured.model, captured.blocks, captured.options.precision
     with contextlib.ExitStack() as stack:
-        for each in blocks if recompute else ():
+        for each in blocks if captured.options.recompute else ():
             recompute_activations(each)
             stack.callback(each.__dict__.pop, "forward")
         if precision:

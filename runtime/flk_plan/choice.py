@@ -8,7 +8,7 @@ from typing import Any, Final
 from flk_plan.capture import CapturedModel
 from flk_plan.communication import Cluster
 from flk_plan.hardware import GPUS
-from flk_plan.plan import identity, predictions_as_written, strategies_of, unmodelled
+from flk_plan.plan import identity, predictions, strategies_of, unmodelled
 from flk_plan.predict import Prediction
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import SetupError
@@ -34,7 +34,7 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
         )
     if reason := next(unmodelled(captured), ""):
         raise SetupError(f"{reason}; `flk bench` can measure it")
-    rows = {row.strategy: row for row in predictions_as_written(captured, cluster)}
+    rows = {row.strategy: row for row in predictions(captured, cluster)}
     fits = {name: row.step_seconds for name, row in rows.items() if row.fits}
     tight = [row for row in rows.values() if not row.fits]
     if not fits:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.errors import SetupError
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 
 GIB: Final = 1 << 30
 # Fractions of the peaks that well-made kernels reach. None is fitted to a run that flk's documentation compares with.
@@ -77,7 +77,7 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
     return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9)
 
 
-# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
+# By the name that users give: name for `mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
 # over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64). Data sheets name the sum of
 # both directions; here is one. Sources, for these figures and for mfu.PEAKS:
 # - T4, V100 (SXM2, PCIe), L4, A10, A40, L40S, RTX A6000: NVIDIA's data sheet of each.

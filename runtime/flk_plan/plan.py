@@ -1,4 +1,4 @@
-"""Plan: predictions for all strategies, precisions and kinds of recomputation of a captured script."""
+"""Plan: a prediction for each strategy, of a captured script as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_plan.capture import CapturedModel, retrace
+from flk_plan.capture import CapturedModel
 from flk_plan.communication import Cluster, shard_count
 from flk_plan.hardware import (
     ATTENTION_EFFICIENCY,
@@ -22,8 +22,8 @@ from flk_plan.hardware import (
 )
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
-from flk_runtime.metrics import mfu
-from flk_runtime.parallel import STRATEGIES, Precision
+from flk_runtime.parallel import STRATEGIES
+from flk_runtime.system import mfu
 
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
@@ -33,8 +33,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
     Where a row leaves something out of the time, as ``modelled`` of it tells, all rows are sorted by memory.
     """
-    names = strategies_of(captured, cluster)
-    rows = [row for work in _workloads(captured, cluster) for row in _rows(captured, cluster, work, names)]
+    rows = predictions(captured, cluster)
     left_out = list(unmodelled(captured))
     rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits and not left_out else row.total))
     gpu, network = cluster.gpu, cluster.network
@@ -56,19 +55,12 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "memory": gpu.memory,
         "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
         "assumptions": assumptions,
-        "warnings": list(_warnings(captured, cluster)),
+        "warnings": left_out,
     }
-
-
-def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
-    yield from unmodelled(captured)
-    if not cluster.gpu.multiplies(torch.bfloat16):
-        yield f"a {cluster.gpu.name} has no matrix products in bf16, so no row has precision=flk.Precision()"
 
 
 def unmodelled(captured: CapturedModel) -> Iterator[str]:
     """The costs that the predicted times leave out, so that the times cannot be compared."""
-    assert captured.trace is not None  # noqa: S101
     if found := sorted(captured.trace.uncounted):
         yield (
             f"torch has no formula for the FLOPs of {', '.join(found)}, so their computation takes no time here: "
@@ -81,24 +73,13 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
         )
 
 
-def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
-    """Predictions for the precision and the recomputation that the script has."""
-    return _rows(captured, cluster, next(_workloads(captured, cluster)), strategies_of(captured, cluster))
-
-
-def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
-    return [predict(name, work, cluster, shard_size=captured.options.shard_size) for name in strategies]
-
-
 def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
-    trace = captured.trace
-    assert trace is not None  # noqa: S101
     given = captured.options
     # The text of a function has its address. The time of a step does not depend on how values are initialized.
     options = replace(given, init=None, blocks=None)
     chosen = _names(captured.model, captured.blocks)
-    facts = (trace.model_flops, captured.synced, options, given.blocks is None, chosen)
+    facts = (captured.trace.model_flops, captured.synced, options, given.blocks is None, chosen)
     digest = hashlib.sha256(str(facts).encode())
     for name, each in captured.model.named_parameters():
         digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
@@ -124,47 +105,28 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     return [name for name, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
 
 
-def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
-    """The work of a rank in a step: first with the precision and the recomputation that the script has."""
-    given, trace = captured.options, captured.trace
-    assert trace is not None  # noqa: S101
-    dtype = mfu.dtype_of(captured.model) or torch.float32
-    precisions: dict[str, Precision | None] = {"as written": given.precision}
-    if given.precision is None and dtype == torch.float32 and cluster.gpu.multiplies(torch.bfloat16):
-        precisions["bf16"] = Precision()
-    # A block with a forward of its own, as a script that recomputes by itself gives it, stays as it is.
-    can_recompute = bool(captured.blocks) and not any("forward" in vars(block) for block in captured.blocks)
+def predictions(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
+    """A prediction for each strategy that the script can have, those that communicate least first."""
+    precision = captured.options.precision
     optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
-    for name, precision in precisions.items():
-        units = units_of(
-            captured.model,
-            captured.blocks,
-            states,
-            precision,
-            ends=given.blocks is None,
-        )
-        for recompute in (given.recompute, *([can_recompute] if can_recompute != given.recompute else [])):
-            as_traced = precision is given.precision and recompute == given.recompute
-            yield Workload(
-                units,
-                trace if as_traced else retrace(captured, cluster.gpu, precision=precision, recompute=recompute),
-                captured.autocast or (precision.param if precision else dtype),
-                name,
-                bool(recompute),
-                precision.param.itemsize if precision else None,
-                precision.reduce.itemsize if precision else None,
-                optimizers,
-                captured.synced,
-            )
+    work = Workload(
+        units_of(captured.model, captured.blocks, states, precision, ends=captured.options.blocks is None),
+        captured.trace,
+        captured.autocast or (precision.param if precision else mfu.dtype_of(captured.model) or torch.float32),
+        precision.param.itemsize if precision else None,
+        precision.reduce.itemsize if precision else None,
+        optimizers,
+        captured.synced,
+    )
+    names = strategies_of(captured, cluster)
+    return [predict(name, work, cluster, shard_size=captured.options.shard_size) for name in names]
 
 
 def _as_dict(row: Prediction) -> dict[str, Any]:
     state = row.state
     return {
         "strategy": row.strategy,
-        "precision": row.precision,
-        "recompute": row.recompute,
         "fits": row.fits,
         "total": row.total,
         "parameters": state.parameters,

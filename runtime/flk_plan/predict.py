@@ -38,8 +38,6 @@ class Prediction:
     """Memory and time that one strategy needs. Bytes are rank 0's, which has the largest shards."""
 
     strategy: str
-    precision: str
-    recompute: bool
     state: StateBytes
     activations: int
     gathered: int  # full parameters and gradients of the blocks that are in use
@@ -67,8 +65,6 @@ class Workload:
     units: Sequence[Unit]
     trace: StepTrace
     dtype: torch.dtype  # of most matrix products
-    precision: str
-    recompute: bool
     parameter_size: int | None = None  # bytes of an element of a gathered parameter; None: as it is kept
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
     optimizers: Sequence[OptimizerSizes] = ()
@@ -104,8 +100,6 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     free = usable - (total - activations / (1 - FRAGMENTATION))
     return Prediction(
         strategy,
-        work.precision,
-        work.recompute,
         state,
         activations,
         memory.gathered,

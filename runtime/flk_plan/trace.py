@@ -14,7 +14,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from flk_plan.hardware import Gpu
-from flk_runtime.metrics import mfu
-from flk_runtime.system import pytree
+from flk_runtime.system import mfu, pytree
 
 _PLAIN: Final = (bool, int, float, str, torch.dtype, types.FunctionType)
 OUTSIDE: Final = -1  # index of operations that are in the model and in no block
@@ -58,21 +57,8 @@ class Segment:
 class StepTrace:
     """One forward and backward pass, in the order in which its parts ran."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] = ()
     uncounted: frozenset[str] = frozenset()  # operations whose FLOPs torch cannot count
-
-    def with_loss_of(self, other: StepTrace) -> StepTrace:
-        """This trace, with the loss of ``other``: its operations between the model's forward and backward passes."""
-        loss = [segment for segment in other.segments if segment.block == LOSS]
-        before = [each for each in self.segments if not each.backward and each.block != LOSS]
-        after = [each for each in self.segments if each.backward and each.block != LOSS]
-        live = before[-1].end if before else 0
-        moved = []
-        for segment in loss:
-            shift = live - segment.begin
-            live = segment.end + shift
-            moved.append(replace(segment, begin=segment.begin + shift, peak=segment.peak + shift, end=live))
-        return StepTrace((*before, *moved, *after), self.uncounted | other.uncounted)
 
     @property
     def peak(self) -> int:

@@ -48,10 +48,10 @@ def _text(pattern: str) -> Schema:
     return {"type": "string", "pattern": "^(" + re.sub(r"\?(P<\w+>|:)", "", pattern) + ")$"}
 
 
-_CLAIM: Final = rf"({names.SUBDOMAIN.pattern}):/[^:/\"\\][^:\"\\]*"
+_CLAIM: Final = rf"({names.SUBDOMAIN}):/[^:/\"\\][^:\"\\]*"
 _RESERVED: Final = "|".join([*user_env.RESERVED_PREFIXES, *(f"{name}$" for name in sorted(user_env.RESERVED_NAMES))])
 _VARIABLE: Final = {
-    **_text(names.VARIABLE.pattern),
+    **_text(names.VARIABLE),
     "anyOf": [{"enum": sorted(map(str, user_env.SETTABLE))}, {"not": {"pattern": f"^({_RESERVED})"}}],
 }
 _ANY_PATCH: Final = {"$ref": f"#/{_DEFINITIONS}/Patch"}
@@ -64,9 +64,9 @@ _PORT: Final = _text("[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{
 # flk checks text by its model. The chart has only this schema, and a check of the name in its templates: what is put
 # into a manifest as text has to fit there.
 _TEXTS: Final[dict[str, Schema]] = {
-    "image": _text(names.IMAGE.pattern),
-    "queue": _text(names.SUBDOMAIN.pattern),
-    "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS.pattern}") | {"not": {"pattern": "^s3:/[^/]"}},
+    "image": _text(names.IMAGE),
+    "queue": _text(names.SUBDOMAIN),
+    "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS}") | {"not": {"pattern": "^s3:/[^/]"}},
     "volumes": {
         "type": "array",
         "items": _text(f"{_CLAIM}(:ro)?") | {"not": {"pattern": "^(nfs|secret|configmap|hostpath):"}},
@@ -85,7 +85,7 @@ _TEXTS: Final[dict[str, Schema]] = {
     "secrets": {
         "type": "object",
         "propertyNames": _VARIABLE,
-        "additionalProperties": _text(f"({names.SUBDOMAIN.pattern}):{names.DATA_KEY.pattern}"),
+        "additionalProperties": _text(f"({names.SUBDOMAIN}):{names.DATA_KEY}"),
     },
 }
 

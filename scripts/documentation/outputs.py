@@ -50,7 +50,6 @@ _CHANGING: Final = (
     (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
     (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
     (r"^flk: waiting for \d+ pods? of \S+ to (save and )?end.*", ""),  # said only if it takes long
-    (r"^\[pod \d+\] each rank imports its packages again .*", ""),  # said only if that was tried in time
     (r"^goodput \d+% of .*", ""),  # the launchers tell it anew from time to time
     (r"^\s*PyTorchJob \S+: status\.conditions\[Failed\].*", ""),  # the operator writes it after the launchers' record
     (r'^\s*job "\S+" is failing because .*', ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -60,22 +60,18 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
     forward = flk.start("port-forward", "web", "0:8000", "0:8001", "--rank", "1")
     ports = [int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0]) for _ in range(2)]
     eventually("both pages are there", lambda: all(b"listing" in fetched(port) for port in ports))
-    copies_in_both_directions(flk, tmp_path)
+    copies_a_folder(flk, tmp_path)
     forward.send_signal(2)
     assert forward.wait(timeout=30) == 130
 
 
-def copies_in_both_directions(flk: Any, folder: Path) -> None:
-    """A folder to the pod of rank 1 and back."""
-    run = folder / "run"
-    (run / "step-1").mkdir(parents=True)
-    (run / "step-1" / "shard.bin").write_bytes(os.urandom(5_000_000))
-    sent = flk("cp", "run", "web:/tmp", "--rank", "1", cwd=folder)
-    assert (sent.code, sent.stderr) == (0, "flk: copied run to web-worker-1:/tmp/run\n")
+def copies_a_folder(flk: Any, folder: Path) -> None:
+    """From the pod of rank 1."""
+    made = "mkdir -p /tmp/run/step-1; head -c 5000000 /dev/urandom | tee /tmp/run/step-1/shard.bin | sha256sum"
+    hashed = flk("exec", "web", "--rank", "1", "--", "sh", "-c", made).stdout.split()[0]
     got = flk("cp", "web:/tmp/run/", "back", "--rank", "1", cwd=folder)
     assert got.code == 0, got.stderr
-    shard = (folder / "back" / "step-1" / "shard.bin").read_bytes()
-    assert shard == (run / "step-1" / "shard.bin").read_bytes()
+    assert hashlib.sha256((folder / "back" / "step-1" / "shard.bin").read_bytes()).hexdigest() == hashed
 
 
 def fetched(port: int) -> bytes:

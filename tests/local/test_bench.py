@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk.planning.bench import BenchResult
+from flk.local.bench import BenchResult
 from tests.support.benchmark import SCRIPT
 from tests.support.commands import Flk
 

@@ -90,7 +90,7 @@ def operations(model, optimizer):
         loss_of(model, words).backward()
         optimizer.step()
         optimizer.zero_grad()
-    for _ in range(17):
+    for _ in range(2):  # the first step makes the state of the optimizer, and what later ones reuse
         step()
     with Operations() as mode:
         step()

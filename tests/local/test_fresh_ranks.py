@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk_runtime.launcher.processes import preload
 from tests.support.commands import RUN_CLI, Flk
 
-pytestmark = pytest.mark.xdist_group("fresh ranks")  # both tests look at one run
+pytestmark = pytest.mark.xdist_group("fresh ranks")  # two tests look at one run
 RANKS, ATTEMPTS = 2, 2
 
 # Each rank writes what it sees. In the first attempt one rank kills itself when all have written.
@@ -127,3 +131,114 @@ def test_a_rank_finds_the_state_of_a_new_interpreter(seen: Seen) -> None:
         assert each["like torchrun"] == expected
         assert each["sockets"] == 1  # of its own, on which it answers the launcher; torchrun's have none
     assert seen.torchrun[0]["sockets"] == 0
+
+
+# Imports the packages as the fork server does, and forks two processes that set themselves up as ranks. It prints which
+# modules read variables meanwhile, what each of the two has of every row, and what each generator draws there.
+IMPORT = """
+    import gc, importlib, json, os, random, sys, tempfile
+
+    read_by, get = {}, type(os.environ).__getitem__
+
+    def noting_get(environ, name):
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] in ("os", "collections.abc"):
+            frame = frame.f_back
+        read_by.setdefault(name, []).append(frame.f_globals["__name__"])
+        return get(environ, name)
+
+    type(os.environ).__getitem__ = noting_get
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    type(os.environ).__getitem__ = get
+    import sympy
+    from flk_runtime.launcher.processes.preload import become_own
+
+    # These draw nothing twice: names of tempfile know their process, and Dummy has drawn its one number.
+    names = [each for each in gc.get_objects() if type(each) is tempfile._RandomNameSequence]
+    known = [*(each.__dict__.get("_rng") for each in names), sympy.Dummy._prng]
+    drawn = [each for each in gc.get_objects() if isinstance(each, random.Random) and not any(each is k for k in known)]
+    modules = sys.modules
+    seen = []
+    for number in (1, 2):
+        end, write = os.pipe()
+        if os.fork() == 0:
+            os.environ |= {"RANK": str(number + 2), "LOCAL_RANK": str(number)}
+            become_own()
+            rows = {
+                "torch": lambda module: module.rand(4).tolist(),
+                "numpy.random": lambda module: module.rand(4).tolist(),
+                "sympy.core.random": lambda module: [module.rng.random(), module._assumptions_rng.random()],
+                "multiprocessing.process": lambda module: bytes(module.current_process().authkey).hex(),
+                "multiprocess.process": lambda module: bytes(module.current_process().authkey).hex(),
+                "lightning_utilities.core.rank_zero": lambda module: module.rank_zero_only.rank,
+                "torchmetrics.utilities.prints": lambda module: module.rank_zero_only.rank,
+                "datasets.fingerprint": lambda module: module.generate_random_fingerprint(),
+                "webdataset.shardlists": lambda module: module.default_rng.random(),
+            }
+            found = {name: see(modules[name]) if name in modules else None for name, see in rows.items()}
+            draws = [(repr(each), each.getrandbits(64)) for each in drawn]
+            os.write(write, json.dumps([found, draws]).encode())
+            os._exit(0)
+        os.close(write)
+        seen.append(json.loads(os.fdopen(end).read()))
+    print(json.dumps([read_by, *seen]))
+"""
+OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+
+
+def test_what_packages_take_for_their_process_at_their_import_is_set_again(tmp_path: Path) -> None:
+    """Of every package that is imported before the fork and is installed here, without a list of what each takes."""
+    more = ["transformers.trainer", "webdataset", "flk_hosts.transformers", "flk_hosts.lightning"]
+    wanted = [*preload.PACKAGES, *preload.FOR_OPTIMIZERS, *more]
+    there = [name for name in wanted if importlib.util.find_spec(name.partition(".")[0])]
+    (tmp_path / "packages.py").write_text(textwrap.dedent(IMPORT))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OF_RANK)}
+    command = [sys.executable, "packages.py", *there]
+    done = subprocess.run(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True, timeout=RUN_CLI)
+    read_by, *seen = json.loads(done.stdout.splitlines()[-1])
+    (first, first_draws), (second, second_draws) = seen
+    assert set(first) == set(preload.OF_PROCESS)
+    ranks = {"lightning_utilities.core.rank_zero": (3, 4), "torchmetrics.utilities.prints": (1, 2)}
+    for name, values in {name: (first[name], second[name]) for name in first}.items():
+        if importlib.util.find_spec(name.partition(".")[0]):
+            assert values == ranks[name] if name in ranks else values[0] != values[1], name
+    same = [name for (name, draw), (_, other) in zip(first_draws, second_draws, strict=True) if draw == other]
+    assert same == []
+    readers = {name: sorted(set(by)) for name, by in read_by.items() if name.startswith(OF_RANK)}
+    assert readers == {
+        "RANK": ["lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"],
+        "LOCAL_RANK": [
+            "lightning.fabric.utilities.rank_zero",
+            "lightning_fabric.utilities.rank_zero",
+            "torchmetrics.utilities.prints",
+        ],
+    }
+
+
+LOOP = """
+    import sys
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    before = {name.partition(".")[0] for name in sys.modules}
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+    accelerator.end_training()
+    print("imported:", sorted({name.partition(".")[0] for name in sys.modules} - before - sys.stdlib_module_names))
+"""
+
+
+def test_the_steps_of_a_loop_import_no_package_anew(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
+    ended = Flk(tmp_path, home=tmp_path)("run", "--processes", "2", "train.py")
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.count("imported: []") == 2, ended.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from flk_runtime.contract.failure import ExitCode
 from tests.support.collection import skip_without
+from tests.support.commands import WITHOUT_TORCH
 
 skip_without("accelerate")
 
@@ -87,7 +88,7 @@ def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, conf
 
 def test_options_of_another_launcher_are_refused(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    command = ["-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", "--tpu", "show.py"]
+    command = ["-m", "flk", "run", *WITHOUT_TORCH, "-m", "flk_hosts.accelerate_launch", "--", "--tpu", "show.py"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )

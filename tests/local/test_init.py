@@ -15,6 +15,13 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
         assert (run.rank, run.local_rank, run.world_size, run.local_world_size, run.attempt) == (0, 0, 1, 1, 0)
         assert run.is_main and run.device == torch.device("cpu") and run.rank_info.launcher == "alone"
         assert run.mean(3.0) == 3.0
+        assert flk.init() is run
+        try:
+            flk.init(device="cpu")
+        except ValueError as error:
+            assert "init was already called: call it without arguments for the open run" in str(error)
+        else:
+            raise AssertionError
         run.barrier()
         model = torch.nn.Linear(2, 1)
         assert run.parallelize(model) is model
@@ -23,6 +30,26 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
         assert not dist.is_initialized()
     """
     ranks(script, 1)
+
+
+def test_few_functions_of_flk_run_at_the_start(ranks: Ranks) -> None:
+    """Lambdas and comprehensions do not count. With a hundred and more, nobody could read a start from end to end."""
+    script = """
+        import sys, flk_runtime as flk
+        init, called = flk.init, set()
+        def note(frame, event, argument):
+            code = frame.f_code
+            if event == "call" and "flk_runtime" in code.co_filename and code.co_name[0] != "<":
+                called.add((code.co_filename, code.co_qualname if sys.version_info >= (3, 11) else code.co_firstlineno))
+        sys.setprofile(note)
+        run = init(device="cpu")
+        sys.setprofile(None)
+        run.close()
+        print(len(called))
+    """
+    for world_size in (1, 2):
+        for ended in ranks(script, world_size):
+            assert 50 < int(ended.output) <= 80
 
 
 def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:

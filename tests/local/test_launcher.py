@@ -83,9 +83,9 @@ SEES = """
 
 
 @pytest.mark.parametrize("name", often((0,), ["package.train", "package"]))
-def test_a_module_and_its_package_see_what_python_shows_them(pods: Callable[..., Pods], name: str) -> None:
+def test_a_module_and_its_package_see_what_python_shows_them(forked_pods: Callable[..., Pods], name: str) -> None:
     """Also while the package is imported, where a default of its parser may be ``sys.argv[1:]``."""
-    job = pods()
+    job = forked_pods()
     (job.folder / "package").mkdir()
     for module in ("__init__", "__main__", "train"):
         job.write(SEES, f"package/{module}.py")
@@ -97,7 +97,7 @@ def test_a_module_and_its_package_see_what_python_shows_them(pods: Callable[...,
     assert seen == python.splitlines()
 
 
-def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Callable[..., Pods]) -> None:
+def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import __main__, os, sys
         seen = [sys.argv, sys.orig_argv[1:], sys.path[0], os.getcwd(), __file__, __name__, __main__.__file__]
@@ -106,12 +106,24 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
             rate: float = 0.1  # dataclasses make the types of arguments of it
         print("sees", *seen, Options.__annotations__)
     """
-    job = pods(script=script)
+    job = forked_pods(script=script)
     arguments = ["train.py", "a b", "--x"]
     expected = checked([sys.executable, "-u", *arguments], cwd=job.folder)
     job.start(*arguments)
     assert job.wait() == [0], job.log()
     assert f"[rank 0] {expected}" in job.log()
+
+
+def test_a_setup_command_may_bring_the_script(pods: Callable[..., Pods], tmp_path: Path) -> None:
+    """As that of a converted job, which links the files of the image's WORKDIR: there the launcher starts."""
+    job = pods(script="import beside; print('it is', beside.NAME)")
+    job.write("NAME = 'there'", "beside.py")
+    work = tmp_path / "work"
+    work.mkdir()
+    job.variables |= {"FLK_WORK": str(work), "FLK_SETUP": 'ln -sf "$(readlink /proc/$PPID/cwd)"/* .'}
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] it is there" in job.log()
 
 
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")

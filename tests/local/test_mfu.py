@@ -14,7 +14,7 @@ SCRIPT = """
     import torch
     from torch import nn
     import flk_runtime as flk
-    from flk_runtime.metrics import mfu
+    from flk_runtime.system import mfu
 
     mfu.PEAKS = (("cpu", 2, 2, 2, 1),)  # TFLOP/s
     clock = [0.0]

@@ -76,6 +76,7 @@ def test_a_leader_that_is_cut_off_from_all_keeps_the_job(hosts: Callable[..., Ho
     job.net.hosts[0].heal()
     job.ranks(1)
     job.finish(attempts=2)
+    assert job.lost_pod(0) == 0
 
 
 @pytest.mark.parametrize("pod", often((1,), [2, 0]), ids=["a member", "the leader"])

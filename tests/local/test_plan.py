@@ -170,7 +170,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from flk_runtime.parallel import ParallelOptions
-from flk_plan.capture import CapturedModel, retrace
+from flk_plan.capture import CapturedModel, _as_trained
 from flk_plan.communication import Cluster
 from flk_plan.hardware import GPUS
 from flk_plan.predict import Workload, predict
@@ -212,16 +212,15 @@ def planned(precision, name):
     optimizer = torch.optim.AdamW(model.parameters())
     blocks = list(model.blocks)
     units = units_of(model, blocks, optimizer_sizes(optimizer, cluster.gpu).states, precision)
+    captured = CapturedModel(model, [optimizer], ParallelOptions(precision=precision), blocks)
     found = []
     for repeated in (blocks, []):  # with blocks that repeat another one, and all of them run
         tracer = Tracer(model, repeated, cluster.gpu)
-        with mode, tracer.recording():
+        with mode, _as_trained(captured), tracer.recording():
             loss_of(model, words).backward()
         found.append(tracer.result())
-    captured = CapturedModel(model, [optimizer], ParallelOptions(), blocks, [((words,), {})], found[0])
-    trace = retrace(captured, cluster.gpu, precision=precision, recompute=False)
     sizes = (2, 4) if precision else (None, None)
-    work = Workload(units, trace, torch.float32, "", False, *sizes)
+    work = Workload(units, found[0], torch.float32, *sizes)
     tell("same", [[each.peak, each.model_flops] for each in found])
     return predict(name, work, cluster).live
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fault_kinds
 import measure
 import run_all
 from measure import Goal, Interval, Report, Result, Verdict, at_least, at_most, median_interval
@@ -53,6 +54,25 @@ def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     assert (found.ours, found.theirs, found.rounds) == (1.0, 10.0, 3)
 
 
+@pytest.mark.parametrize(
+    ("hits", "count", "span", "verdict"),
+    [
+        (198, 200, "0.964 to 0.997", Verdict.MET),
+        (192, 200, "0.923 to 0.980", Verdict.UNDECIDED_MEETS),
+        (170, 200, "0.794 to 0.893", Verdict.MISSED),
+        (72, 72, "72 rounds", Verdict.NOT_JUDGED),  # Wilson's interval begins at 0.9493
+        (73, 73, "0.950 to 1.000", Verdict.MET),
+    ],
+)
+def test_a_share_has_its_interval_and_is_judged_where_it_could_meet_the_goal(
+    hits: int, count: int, span: str, verdict: Verdict
+) -> None:
+    report = Report("b", argparse.Namespace(json=None))
+    report.share("faults that are named", hits, count, at_least(0.95))
+    (found,) = report.results
+    assert (found.span, found.verdict, found.ratio) == (span, verdict, hits / count)
+
+
 def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = argparse.Namespace(json=tmp_path / "results")
     report = Report("b", options)
@@ -69,6 +89,14 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
     assert written == report.results
+
+
+def test_the_faults_of_the_diagnosis_are_forty_kinds_whose_code_is_valid() -> None:
+    names = [fault.name for fault in fault_kinds.FAULTS]
+    assert len(set(names)) == len(names) >= 40
+    for fault in fault_kinds.FAULTS:
+        assert bool(fault.code) != (fault.act is not fault_kinds.Act.NONE), fault.name
+        compile(fault.module, fault.name, "exec")
 
 
 # The runner of all benchmarks

@@ -18,8 +18,8 @@ from tests.support.requirements import locked, may_install, unavailable
 ROOT = Path(__file__).parents[2]
 # Of the packages with the tests, those that bring no torch and that the client's tests use.
 USED = ("hypothesis", "jsonschema", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
-VERSIONS = ["3.10", "3.12", "3.13", "3.14"]  # beside 3.11, which all tests run on
-OF_TORCH = "tests/unit/flk/test_bench.py"
+VERSIONS = ["3.10", "3.12", "3.13", "3.14", "3.15"]  # beside 3.11, which all tests run on
+OF_TORCH = "tests/unit/flk/local/test_bench.py"
 
 
 def name_of_environment(version: str, build: str, required: Sequence[str]) -> str:
@@ -67,3 +67,7 @@ def test_the_client_works_with_another_python(version: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     print(done.stdout.splitlines()[-1])
+
+
+def test_what_is_left_out_exists() -> None:
+    assert (ROOT / OF_TORCH).is_file()

@@ -15,7 +15,7 @@ from tests.support.install import NOT_ALLOWED, cache
 from tests.support.requirements import locked, may_install, unavailable
 
 ROOT = Path(__file__).parents[2]
-VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1"]
+VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1", "2.15.0"]
 FILES = [
     "strategies", "sharded_checkpoints", "optimizers", "precision", "memory", "loop",
     "wrapped_models", "compile", "plan", "weights", "accumulation", "script_checkpoints", "elastic",

@@ -88,7 +88,7 @@ import flk_runtime.contract, flk_runtime.__main__, flk.errors, flk.spec.labels, 
 
 
 # The oldest has the smallest grammar, and the newest have all warnings; machines may lack the last one.
-@pytest.mark.parametrize("version", often((0, 3, 4), ["3.10", "3.11", "3.12", "3.13", "3.14"]))
+@pytest.mark.parametrize("version", often((0, 3, 5), ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]))
 def test_every_supported_python_compiles_the_sources(version: str) -> None:
     # What needs the standard library only is imported too.
     python = interpreter(version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flk.__main__ import main
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.kubeconfig import Context
+from flk.manifest import bundle
 from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 from tests.support.commands import Run
@@ -30,6 +32,8 @@ def load(name: str) -> Any:
 
 
 cli.load = load
+cli.application = functools.cache(cli.application)
+bundle.runtime_archive = functools.cache(bundle.runtime_archive)  # each call reads and hashes the whole runtime
 
 
 @pytest.fixture(scope="session")
@@ -70,8 +74,12 @@ def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def secure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection to the fake server counts as encrypted: flk sends credentials."""
+    """The connection to the fake server counts as encrypted: flk sends credentials.
+
+    It is not, so nothing is read of this machine's authorities, which takes as long as most tests.
+    """
     monkeypatch.setattr(Context, "is_secure", True)
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
 
 
 @pytest.fixture

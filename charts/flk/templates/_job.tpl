@@ -5,6 +5,9 @@
 {{- else }}{{ .Values.job.name | default .Release.Name }}{{ end }}
 {{- end }}
 
+{{/* The image of a job that names none. */}}
+{{- define "flk.image" }}pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime{{ end }}
+
 {{/* A number as text. Helm itself would write 1000000 of a file as 1e+06. */}}
 {{- define "flk.text" }}{{ kindIs "string" . | ternary . (toJson .) }}{{ end }}
 
@@ -32,7 +35,7 @@
 {{- if (.Values.podMonitor).enabled }}{{ $_ := set $env "FLK_METRICS_PORT" (include "flk.metricsPort" .) }}{{ end }}
 {{- $tolerations := concat (($job.nodes).tolerations | default list) ((.Values.defaults).tolerations | default list) }}
 {{- $spec := dict "name" $name "target" ($job.target | default "pytorchjob") "strategy" ($job.strategy | default "ddp")
-  "image" ($job.image | default (.Values.defaults).image | default "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime") "replicas" ($job.replicas | default 1)
+  "image" ($job.image | default (.Values.defaults).image | default (include "flk.image" .)) "replicas" ($job.replicas | default 1)
   "processes" ($job.processes | default $resources.gpu | default 1) "checkpoint" $job.checkpoint
   "queue" ($job.queue | default (.Values.defaults).queue) "volumes" $job.volumes
   "records" ((.Values.defaults).records | default (include "flk.records" .)) }}
@@ -99,8 +102,11 @@
 {{- $mounts = append $mounts (dict "name" "code" "mountPath" $path "subPath" (first $command) "readOnly" true) }}
 {{- $_ := set $spec "hash" (sha256sum .) }}
 {{- end }}
+{{- /* The architecture of the nodes, where that of the image is known. */}}
+{{- $known := eq $spec.image (include "flk.image" .) | ternary (dict "kubernetes.io/arch" "amd64") dict }}
 {{- $values := dict "command" $command "env" $env "volumes" $volumes "mounts" $mounts "version" .Chart.AppVersion
   "spec" (omit $spec "hash" | toJson) "checkpoint" (replace "$" "$$" $place)
+  "selector" (merge dict $spec.nodes.selector $known)
   "limits" (or $spec.resources.memory $spec.resources.gpu)
   "requests" (or $spec.resources.cpu $spec.resources.memory $spec.resources.gpu) }}
 {{- $template := .Files.Get (printf "files/manifests/%s.yaml" $spec.target) }}

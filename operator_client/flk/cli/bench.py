@@ -19,7 +19,7 @@ from flk.user.terminal import one_line, print_error
 from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
-    from flk.planning.bench import BenchResult
+    from flk.local.bench import BenchResult
     from flk.spec.job import Job
 
 _CASE = 300  # seconds that a strategy may take by default
@@ -56,7 +56,7 @@ def bench(
     memory. Results are kept on this machine: strategy auto uses them for the same model and hardware.
     """
     limit = seconds(timeout, "--strategy-timeout") or _CASE
-    from flk.planning.bench import bench_job
+    from flk.local.bench import bench_job
 
     here = Path.cwd()
     job = loaded.started_in(here) if local else loaded.job
@@ -121,7 +121,7 @@ class _Watched(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take whole lines."""
-        from flk.planning.bench import BenchResult
+        from flk.local.bench import BenchResult
 
         for line in text.splitlines():
             found = BenchResult.find(line)

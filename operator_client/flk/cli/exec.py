@@ -1,4 +1,4 @@
-"""`flk exec` and `flk cp`: run a command beside a rank, in its container, and copy files from there and to it."""
+"""`flk exec` and `flk cp`: run a command beside a rank, in its container, and copy files from there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, job_ref, note, open_job
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ Rank = Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help=
 PodName = Annotated[
     str | None, typer.Option("--pod", metavar="POD", help="Pod, by its index or name, in place of a rank.")
 ]
-Container = Annotated[
+ContainerName = Annotated[
     str, typer.Option("--container", "-c", metavar="NAME", help="Container of the pod. Default: the ranks'.")
 ]
 
@@ -37,7 +36,7 @@ def exec_(
     namespace: Namespace = None,
     rank: Rank = None,
     pod: PodName = None,
-    container: Container = "",
+    container: ContainerName = "",
 ) -> int:
     """Run a command in the container of a rank, or in another one of its pod, and exit with its exit code.
 
@@ -99,42 +98,25 @@ def _raw_terminal(remote: RemoteCommand) -> Iterator[None]:
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="JOB:PATH, or a path here.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here, or JOB:PATH.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A path in a pod.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here.", show_default=False)],
     context: Context = None,
     namespace: Namespace = None,
     rank: Rank = None,
 ) -> None:
-    """Copy a file or a folder from the pod of a rank to this machine, or the other way.
+    """Copy a file or a folder from the pod of a rank to this machine.
 
     JOB:PATH is in the pod of rank 0, or of the rank that --rank names. A path without a slash at its beginning is below
     the container's working folder. As with `cp -r`, a target that is a folder gets the source inside; a folder is not
-    copied over another one. The copy is whole or there is none. A local path with a colon is written ./a:b.
+    copied over another one. The copy is whole or there is none. `kubectl cp` copies the other way.
     """
-    ends = [_remote(source), _remote(target)]
-    remote = ends[0] or ends[1]
-    if remote is None or (ends[0] and ends[1]):
-        what = "both are" if remote else "neither is"
-        raise UsageError(f"one of SOURCE and TARGET must be JOB:PATH, and {what}")
-    from flk.jobs import copying
+    job, colon, path = source.partition(":")
+    if not colon or not path:
+        raise UsageError(f"{source}: must be JOB:PATH", hint="as in gpt:/tmp/trace.json; kubectl cp copies to a pod")
+    from flk.jobs.copying import Container
     from flk.observe.reader import container_in, pod_of
 
-    job, path = remote
     client, job = open_job(job, context, namespace)
     name = pod_of(client, job, rank).name
-    place = copying.Container(client, name, container_in(client, job, name, ""))
-    if ends[0]:
-        note(f"copied {name}:{path} to {place.read(path, target, note)}")
-    else:
-        note(f"copied {source} to {name}:{place.write(Path(source), path, note)}")
-
-
-def _remote(text: str) -> tuple[str, str] | None:
-    """Return job and path of ``JOB:PATH``, None for a path of this machine. Raises UsageError for half of either."""
-    job, colon, path = text.partition(":")
-    if not colon or text.startswith(("/", ".", "~")):
-        return None
-    job_ref(job)
-    if not path:
-        raise UsageError(f"{text}: names no path in the pod", hint=f"as in {job}:/tmp/trace.json")
-    return job, path
+    place = Container(client, name, container_in(client, job, name, ""))
+    note(f"copied {name}:{path} to {place.read(path, target, note)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,13 +38,8 @@ def list_(
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    gc.disable()  # it would look at all objects of a long list again and again
-    try:
-        every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
-        every = with_records(client, every)
-    finally:
-        gc.enable()
-    states = [item.state for item in every]
+    every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
+    states = [item.state for item in with_records(client, every)]
     if states or output in ("json", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():

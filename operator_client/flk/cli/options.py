@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,6 +22,7 @@ from flk.errors import FlkError, UsageError
 from flk.user.terminal import one_line
 from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.user_env import MEASURED
+from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -261,7 +261,7 @@ def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     for warning in warnings(job):
         note(warning)
     if job.strategy == AUTO and MEASURED not in job.env:
-        from flk.planning.bench import measured
+        from flk.local.bench import measured
 
         results = measured(job)
         if results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import textwrap
 import threading
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
 
 def json_text(data: Any) -> str:
     """Return data as JSON. A number that JSON cannot have is a string: "NaN", "Infinity" or "-Infinity"."""
-    try:
-        return json.dumps(data, indent=2, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(data), indent=2)
+    return json.dumps(json.loads(json.dumps(data), parse_constant=str), indent=2)
 
 
 def items_text(items: list[dict[str, Any]]) -> str:
@@ -50,14 +46,6 @@ def table(
         return [lines[0], *(part for line, why in zip(lines[1:], below, strict=True) for part in (line, *why))]
     widths = {column: max(len(row[column]) for row in cells) for column in shown}
     return ["   ".join(row[column].ljust(width) for column, width in widths.items()).rstrip() for row in cells]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def progress_line(state: State) -> str:

@@ -13,9 +13,8 @@ from flk.cli.options import LoadedJob, note, output_format, takes_job
 from flk.spec.units import bytes_text, number_text, time_text
 
 if TYPE_CHECKING:
-    from flk.planning.plan import Plan, Row
+    from flk.local.plan import Plan, Row
 
-_SHOWN = 12  # rows in the text format
 _GPU_TYPE = "h100"  # of a job that names none
 _LESS_MEMORY = {"A100": "a100-40gb", "V100": "v100-16gb"}  # by the type of a job, of which some nodes have this one
 
@@ -29,14 +28,14 @@ def plan(
             "--gpu-type", metavar="NAME", help="Type of the GPUs: a100-40gb, b200, … Default: the job's, else h100."
         ),
     ] = None,
-    output: Annotated[str, output_format("text", "wide", "json", explained="text, wide (all rows), json")] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> None:
     """Predict memory, communication, step time and MFU of each strategy, and recommend one.
 
     The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
     GPU nor memory for the model. Nothing is sent to a cluster.
     """
-    from flk.planning.plan import make_plan
+    from flk.local.plan import make_plan
 
     here = Path.cwd()
     job = loaded.started_in(here).named()
@@ -51,10 +50,10 @@ def plan(
     if output == "json":
         print(json.dumps(found.output, indent=2))
     else:
-        print("\n".join(_text(found, all_rows=output == "wide")))
+        print("\n".join(_text(found)))
 
 
-def _text(plan: Plan, *, all_rows: bool) -> list[str]:
+def _text(plan: Plan) -> list[str]:
     from flk.cli.output import table
     from flk_runtime.contract.quantities import plural
 
@@ -64,11 +63,8 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
         f"{plan.gpu} with {bytes_text(plan.memory)} of memory each",
         "",
     ]
-    header = ["STRATEGY", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
-    shown = plan.rows if all_rows else plan.rows[:_SHOWN]
-    lines += table([*header, "MFU", "BATCH"], [*map(_cells, shown)])
-    if len(shown) < len(plan.rows):
-        lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
+    header = ["STRATEGY", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP", "MFU", "BATCH"]
+    lines += table(header, [*map(_cells, plan.rows)])
     lines += ["", _recommendation(plan, best), ""]
     lines += [f"warning: {text}" for text in plan.warnings]
     return lines + [f"assumes: {text}" for text in plan.assumptions]
@@ -77,8 +73,6 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
 def _cells(row: Row) -> list[str]:
     return [
         row.strategy,
-        row.precision,
-        "yes" if row.recompute else "no",
         bytes_text(row.total) if row.fits else f"{bytes_text(row.total)} does not fit",
         bytes_text(row.parameters + row.gradients + row.optimizer),
         bytes_text(row.activations),
@@ -99,12 +93,9 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
     if best is None:
         return (
             f"no strategy fits: {least.strategy} needs least, {bytes_text(least.total)} of {bytes_text(plan.memory)}; "
-            "use a smaller micro-batch, more GPUs, or GPUs with more memory"
+            "use a smaller micro-batch, recompute=True, flk.Precision(), more GPUs, or GPUs with more memory"
         )
-    options = ["precision=flk.Precision()"] if best.precision == "bf16" else []
-    options += ["recompute=True"] if best.recompute else []
-    call = f", with run.parallelize({', '.join(['model', 'optimizer', *options])})" if options else ""
-    slower = [row for row in plan.rows if row.fits and row.strategy != best.strategy]
+    slower = [row for row in plan.rows if row.fits and row is not best]
     reason = "the only strategy that fits"
     if slower:
         by = slower[0].step_seconds / best.step_seconds - 1
@@ -112,4 +103,4 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
         reason = f"the fastest that fits: {other} takes {by:.0%} longer"
         if by < 0.01:
             reason = f"the fastest that fits, as fast as {other}"
-    return f"recommended: --strategy {best.strategy}{call} ({reason})"
+    return f"recommended: --strategy {best.strategy} ({reason})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,6 +15,7 @@ from flk.user.terminal import printable
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, latest_sample
+from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
     from flk.jobs.state import State

@@ -14,19 +14,19 @@ from flk.observe.view import SERVICE_REFUSED, JobView
 from flk_runtime.contract.quantities import plural
 
 EXCEEDED: Final = "QuotaExceeded"
-_QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)")
+_QUOTA: Final = r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)"
 _WEBHOOKS: Final = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
-_WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
+_WEBHOOK_DOWN: Final = r'failed calling webhook "([^"]+)": (.*)'
 REFUSED: Final = "PodRefused"
-_ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
+_ANY: Final = r"(?:.*?(?:is forbidden|is invalid): )?(.+)"
 
 
-def _refusal(pattern: re.Pattern[str]) -> Locate:
+def _refusal(pattern: str) -> Locate:
     """Return a Locate for the last refusal whose message matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:
         for event in reversed(view.refusals):
-            match = pattern.search(one_line(event.get("message")))
+            match = re.search(pattern, one_line(event.get("message")))
             if match:
                 absent = [
                     pod.name for pod in view.pods if pod.phase == PodPhase.MISSING or event in view.refused_services
@@ -37,7 +37,7 @@ def _refusal(pattern: re.Pattern[str]) -> Locate:
     return locate
 
 
-def _refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
+def _refused(pattern: str, sentence: Tell, remedy: Tell) -> Find:
     """Return a Find for a cause of refusals whose message matches ``pattern``."""
     return tell(_refusal(pattern), lambda view, trace: f"{_not_created(view, trace)}: {sentence(view, trace)}", remedy)
 
@@ -58,7 +58,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("admission", Level.UNKNOWN, found)
     elif not refusal:
         yield Result("admission", Level.OK, "the API server would admit a pod of the job")
-    elif (quota := _QUOTA.search(refusal)) and (over := _never(quota[1], quota[2], quota[4], 1)):
+    elif (quota := re.search(_QUOTA, refusal)) and (over := _never(quota[1], quota[2], quota[4], 1)):
         found = f"the API server refuses each pod of the job: {over}"
         yield Result("admission", Level.FAILED, found, "ask for less, or have the quota raised", EXCEEDED)
     elif quota:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,9 +16,9 @@ from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, field
 
 _TEXTS: Final = Path(__file__).with_name("causes.yaml")
-_ANY: Final = re.compile(".*")
 
 
 @dataclass(frozen=True)
@@ -169,12 +168,12 @@ def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Ma
     return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
-def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
+def waiting(reasons: Sequence[str], pattern: str = ".*") -> Locate:
     """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:
-        pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
-        match = pattern.search(pods[0].message) if pods else None
+        pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and re.search(pattern, pod.message)]
+        match = re.search(pattern, pods[0].message) if pods else None
         return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
 
     return locate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any, Final
@@ -17,14 +16,13 @@ from flk.spec.units import parse_quantity
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
 from flk.user.commands import Commands
+from flk_runtime.contract.values import dataclass, field
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 # Taints of nodes that report a fault: of NVSentinel, and as its guides name them.
-FAULT_TAINT: Final = re.compile(
-    r"AggregatedNodeHealth\b|GPUHealth\b|nvidia\.com/\S+-error\b|(gpu|nvlink|nvswitch)\.health/"
-)
+FAULT_TAINT: Final = r"AggregatedNodeHealth\b|GPUHealth\b|nvidia\.com/\S+-error\b|(gpu|nvlink|nvswitch)\.health/"
 # Taints of nodes that are not ready or go away: of Kubernetes, its cloud controllers and autoscalers.
-_NODE_STATE: Final = re.compile(
+_NODE_STATE: Final = (
     r"node(\.cloudprovider)?\.kubernetes\.io/|karpenter\.sh/(disrupted|unregistered)\b|ToBeDeletedByClusterAutoscaler\b"
 )
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
@@ -150,7 +148,7 @@ def taint_text(taint: Object) -> str:
 
 def is_node_state(taint: str) -> bool:
     """Return whether a taint, as ``key=value:effect``, says that its node is broken, not ready or going away."""
-    return bool(_NODE_STATE.match(taint) or FAULT_TAINT.match(taint))
+    return bool(re.match(_NODE_STATE, taint) or re.match(FAULT_TAINT, taint))
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:
@@ -170,9 +168,9 @@ def is_allowed(node: Object, spec: Object, *, when_back: bool = False) -> bool:
     return is_selected(node, spec) and not taints and (when_back or not is_cordoned(node))
 
 
-_REASON: Final = re.compile(r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )")
-_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?")
-_INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
+_REASON: Final = r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )"
+_TAINT: Final = r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?"
+_INSUFFICIENT: Final = r"Insufficient (\S+?)\.?$"
 _CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
 # test is closer to taking the pod.
@@ -199,17 +197,17 @@ def node_reasons(message: str) -> list[NodeReason]:
     if "nodes are" not in head:
         return []
     rest = rest.partition(" preemption:")[0]
-    reasons = [_reason(int(count), text.strip().rstrip(".")) for count, text in _REASON.findall(rest)]
+    reasons = [_reason(int(count), text.strip().rstrip(".")) for count, text in re.findall(_REASON, rest)]
     others = [r for r in reasons if not (r.kind == "taint" and r.detail.startswith(_CONTROL_TAINTS))]
     return sorted(others or reasons, key=lambda r: (-_ORDER.index(r.kind), -r.nodes))
 
 
 def _reason(nodes: int, text: str) -> NodeReason:
-    taint = _TAINT.search(text)
+    taint = re.search(_TAINT, text)
     if taint:
         value = (taint[2] or "").strip()
         return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1] or "")
-    insufficient = _INSUFFICIENT.search(text)
+    insufficient = re.search(_INSUFFICIENT, text)
     if insufficient:
         return NodeReason("resource", nodes, text, insufficient[1])
     if text.startswith("Too many pods"):

@@ -13,10 +13,10 @@ from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 
-_NO_MODULE: Final = re.compile(r"No module named '([^']+)'")
-_DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
+_NO_MODULE: Final = r"No module named '([^']+)'"
+_DISK: Final = r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b"
 _DEVICE_ASSERTION: Final = "device-side assert triggered"
-_GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+_GPU_MEMORY: Final = r"CUDA out of memory|CUDA error: out of memory|HIP out of memory"
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
 _OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
 
@@ -105,7 +105,7 @@ def _missing_module(failure: Failure) -> str:
     """Return the module that Python did not find, in a rank or for the launcher; empty: it found all."""
     if failure.kind not in (Kind.EXCEPTION, Kind.USAGE):
         return ""
-    match = _NO_MODULE.search(f"{failure.message}{failure.stderr}")
+    match = re.search(_NO_MODULE, f"{failure.message}{failure.stderr}")
     return match[1] if match else ""
 
 
@@ -189,7 +189,7 @@ CAUSES: Final = (
         "GpuOutOfMemory",
         _ended(
             lambda f: (
-                _raised(f, "OutOfMemoryError") or bool(f.kind is Kind.EXCEPTION and _GPU_MEMORY.search(f.message))
+                _raised(f, "OutOfMemoryError") or bool(f.kind is Kind.EXCEPTION and re.search(_GPU_MEMORY, f.message))
             ),
             lambda view, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
         ),
@@ -210,7 +210,7 @@ CAUSES: Final = (
         "DiskFull",
         _ended(
             lambda failure: (
-                failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
+                failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(re.search(_DISK, _text(failure))))
             ),
             lambda view, failure: (
                 "free space or use a larger volume; the traceback names the file: " + view.flk("status")

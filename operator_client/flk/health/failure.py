@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.cause import Cause, Found
@@ -26,10 +25,9 @@ from flk_runtime.contract.failure import (
 )
 from flk_runtime.contract.quantities import numbered, plural
 from flk_runtime.contract.record import Attempt
+from flk_runtime.contract.values import dataclass, replace
 
-_CONTAINER_ENDED: Final = re.compile(
-    r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL
-)
+_CONTAINER_ENDED: Final = r"(?s)Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)"
 _LAUNCHER_CODES: Final = (ExitCode.USAGE, ExitCode.TRAINING, ExitCode.INFRASTRUCTURE, ExitCode.TIMEOUT)
 
 
@@ -91,7 +89,7 @@ def exit_code_of(failure: Failure) -> ExitCode:
 def _failure_in_events(view: JobView) -> Failure | None:
     """Return how a pod ended that does not exist any more: the operator's events outlive it."""
     for event in view.job_events:
-        match = _CONTAINER_ENDED.match(str(event.get("message", "")))
+        match = re.match(_CONTAINER_ENDED, str(event.get("message", "")))
         if match and event.get("reason") in ("Error", "OOMKilled"):
             name, code, message = match[1], int(match[2]), match[3].strip()
             index = next((pod.index for pod in view.pods if pod.name == name), 0)
@@ -103,14 +101,13 @@ def _failure_in_events(view: JobView) -> Failure | None:
 
 
 # torch puts the rank before each line of a traceback that ends a process.
-_PREFIX: Final = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_EXCEPTION: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
-_NATIVE: Final = re.compile(
+_EXCEPTION: Final = r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?"
+_NATIVE: Final = (
     r"(?P<type>Fatal Python error|terminate called after throwing an instance of|Segmentation fault|Bus error|"
     r"Illegal instruction|Aborted)\b:? ?(?P<message>.*)"
 )
@@ -136,14 +133,14 @@ def find_errors(lines: Sequence[str]) -> list[LoggedError]:
     """Return the errors in the lines of one process, in their order. Chained exceptions are one error: the last."""
     errors: list[LoggedError] = []
     chained = False  # the next traceback belongs to the last error
-    texts = [_PREFIX.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
+    texts = [re.sub(r"\[rank\d+\]: ?", "", line, count=1) if line.startswith("[rank") else line for line in lines]
     position = 0
     while position < len(texts):
         text = texts[position]
         error = None
         if text.lstrip(" |+-") == _TRACEBACK:
             error = _traceback(texts, position)
-        elif not text.startswith((" ", "\t")) and (match := _NATIVE.match(text)):
+        elif not text.startswith((" ", "\t")) and (match := re.match(_NATIVE, text)):
             secondary = kind_of_text("", match["message"]).meaning.secondary
             error = LoggedError(position, position + 1, match["type"], match["message"].strip(), secondary)
         if error is None:
@@ -164,7 +161,7 @@ def _traceback(texts: Sequence[str], begin: int) -> LoggedError | None:
     indent = len(texts[begin]) - len(texts[begin].lstrip(" "))
     for position, text in _following(texts, begin):
         if text[:indent].strip() == "" and not text[indent : indent + 1].isspace() and text.strip():
-            match = _EXCEPTION.match(text[indent:])
+            match = re.match(_EXCEPTION, text[indent:])
             if match is None:
                 return None
             name, message = match["type"].rpartition(".")[2], match["message"] or ""
@@ -177,7 +174,6 @@ def _following(texts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
     return ((position, texts[position]) for position in range(begin + 1, len(texts)))
 
 
-_RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")
 # With these a launcher reports the end of its children; the log of the children has the cause.
 _LAUNCHERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException")
 # A rank whose peer has ended raises one of these, if the script talks to the peer without torch.
@@ -202,7 +198,7 @@ def exceptions(lines: Sequence[str], pod: PodState) -> list[Failure]:
 
 
 def _failure(error: LoggedError, lines: Sequence[str], pod: PodState) -> Failure:
-    rank = _RANK.match(lines[error.begin])
+    rank = re.match(r"\[(?:rank|default)(\d+)\]", lines[error.begin])
     if error.secondary:
         kind = kind_of_loss(error.message)
     else:

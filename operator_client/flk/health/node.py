@@ -135,24 +135,22 @@ def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
 
 
 # Types of conditions that are True when something is broken, by who writes them.
-_BROKEN: Final = re.compile(
-    "|".join(
-        (
-            # node-problem-detector, also as GKE runs it
-            r"KernelDeadlock|Read[Oo]nly(Root)?File[Ss]ystem|XfsShutdown|CperHardwareErrorFatal|CorruptDockerOverlay2",
-            r"Frequent\w+Restart|FrequentUnregisterNetDevice|(Kubelet|ContainerRuntime)Unhealthy|\w*X(id|ID)\w*Errors?",
-            # AKS
-            r"(Kubelet|ContainerRuntime|FilesystemCorruption)Problem|GPUMissing|NVLinkStatusInactive|IBLinkFlapping",
-            r"UnhealthyNvidia\w+",
-            # NVSentinel and DCGM
-            r"Gpu\w+(Watch|Error)|SysLogs\w+|NVSwitch(Down|FatalError)|DCGMError",
-            # Nebius
-            r"Nebius\w+Error",
-        )
+_BROKEN: Final = "|".join(
+    (
+        # node-problem-detector, also as GKE runs it
+        r"KernelDeadlock|Read[Oo]nly(Root)?File[Ss]ystem|XfsShutdown|CperHardwareErrorFatal|CorruptDockerOverlay2",
+        r"Frequent\w+Restart|FrequentUnregisterNetDevice|(Kubelet|ContainerRuntime)Unhealthy|\w*X(id|ID)\w*Errors?",
+        # AKS
+        r"(Kubelet|ContainerRuntime|FilesystemCorruption)Problem|GPUMissing|NVLinkStatusInactive|IBLinkFlapping",
+        r"UnhealthyNvidia\w+",
+        # NVSentinel and DCGM
+        r"Gpu\w+(Watch|Error)|SysLogs\w+|NVSwitch(Down|FatalError)|DCGMError",
+        # Nebius
+        r"Nebius\w+Error",
     )
 )
 # Types of conditions that are False when something is broken: of EKS.
-_READY: Final = re.compile(r"(AcceleratedHardware|ContainerRuntime|Kernel|Networking|Storage)Ready")
+_READY: Final = r"(AcceleratedHardware|ContainerRuntime|Kernel|Networking|Storage)Ready"
 
 
 def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
@@ -160,12 +158,12 @@ def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
     source = f"node {node['metadata']['name']}"
     for kind, condition in conditions(node).items():
         pattern = {"True": _BROKEN, "False": _READY}.get(str(condition.get("status")))
-        if pattern is not None and pattern.fullmatch(kind):
+        if pattern is not None and re.fullmatch(pattern, kind):
             why = ": ".join(filter(None, (condition.get("reason"), one_line(condition.get("message")))))
             text = f"reports {kind}" + (f" ({why})" if why else "")
             yield text, condition_evidence(source, condition, f"{condition.get('status')}: {why}")
     for taint in (node.get("spec") or {}).get("taints") or []:
-        if FAULT_TAINT.match(str(taint.get("key"))):
+        if re.match(FAULT_TAINT, str(taint.get("key"))):
             text = taint_text(taint)
             yield f"has the taint {text}", Evidence(source, text, "spec.taints")
 

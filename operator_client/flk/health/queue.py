@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from flk.health.cause import Cause, Found, changed_at, condition_evidence, names, pod_evidence
@@ -18,6 +17,7 @@ from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass
 
 SUSPENDED: Final = "Suspended"
 UNMANAGED_AFTER: Final = 60.0  # seconds after which Kueue, which needs one or two, has made no Workload of a job

@@ -27,7 +27,7 @@ from flk.targets.rendezvous import secret_name_of
 MISSING: Final = "ReferenceMissing"
 _MOUNTED: Final = "which the pods mount"
 _PULLS: Final = "with which the image is pulled"
-_ABSENT: Final = re.compile(
+_ABSENT: Final = (
     r"couldn't find key (\S+) in (Secret|ConfigMap) (?:\S+/)?(\S+)|(secret|configmap) \"([^\"]+)\" not found"
 )
 _KINDS: Final = {
@@ -35,15 +35,13 @@ _KINDS: Final = {
     "configmap": "ConfigMap",
 }
 
-_NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
-_CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
-_OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume's node affinity")
+_NO_CLAIM: Final = r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)'
 _PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
 _PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
 _PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
 _MOUNT_FAILURES: Final = ("FailedMount", "FailedAttachVolume")
-_NOT_ABSENT: Final = re.compile(rf"^(?!.*(?:{_ABSENT.pattern})).*")  # of messages that ReferenceMissing does not tell
-_MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
+_NOT_ABSENT: Final = rf"^(?!.*(?:{_ABSENT})).*"  # of messages that ReferenceMissing does not tell
+_MULTI_ATTACH: Final = r'Multi-Attach error for volume "([^"]+)"'
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -132,7 +130,7 @@ def _supply(view: JobView, kind: str, name: str, key: str) -> str:
 
 
 def _claim_unbound(view: JobView) -> Found | None:
-    found = scheduler_says(_CLAIM_UNBOUND)(view)
+    found = scheduler_says("unbound immediate PersistentVolumeClaims")(view)
     if found is None:
         return None
     claims = claims_of(view.objects[found.pods[0]])
@@ -180,7 +178,11 @@ def _about(event: Object) -> tuple[object, object]:
 def _on_other_node(view: JobView) -> Found | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
-    found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    found = (
+        scheduler_says("volume node affinity conflict|PersistentVolume's node affinity")(view)
+        if closest and closest[1].kind == "volume"
+        else None
+    )
     if found is None:
         return None
     return found.found(
@@ -210,12 +212,12 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
                 break
 
 
-def _unmounted(pattern: re.Pattern[str]) -> Locate:
+def _unmounted(pattern: str) -> Locate:
     """Return a Locate for the first pod with a volume that cannot be mounted, where the reason matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:
         for pod, event, text in _mount_events(view):
-            if match := pattern.search(text):
+            if match := re.search(pattern, text):
                 return Match([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
         return None
 

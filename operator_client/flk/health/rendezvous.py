@@ -12,16 +12,16 @@ from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
 
 JOIN_DELAY: Final = 20.0  # seconds after the start of the last container in which all launchers should have joined
-_JOINED: Final = re.compile(r"(\d+) of (\d+) pods have joined; waiting for pods? ([\d, …]+)")
-_NO_LEADER: Final = re.compile(r"waiting for the launcher of pod 0 at (\S+?):(\d+) since (\d+) s: (.+)")
+_JOINED: Final = r"(\d+) of (\d+) pods have joined; waiting for pods? ([\d, …]+)"
+_NO_LEADER: Final = r"waiting for the launcher of pod 0 at (\S+?):(\d+) since (\d+) s: (.+)"
 _UNRESOLVED: Final = ("Name or service not known", "Temporary failure in name resolution", "No address associated")
 
 
-def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
+def _last_lines(view: JobView, pattern: str) -> tuple[str, str, re.Match[str]] | None:
     """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
     for name in view.seen.logs:
         for line in reversed(view.recent_lines(name)):
-            match = pattern.search(line)
+            match = re.search(pattern, line)
             if match:
                 return name, line, match
             if line.startswith("[rank "):
@@ -95,8 +95,8 @@ def _unresolved(view: JobView) -> Found | None:
 
 
 # The lines of flk_runtime.launcher.processes.preparation.
-_PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
-_SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
+_PIP: Final = r"\[pod \d+\] (?:installing packages: |pip: )(.*)"
+_SETUP: Final = r"\[pod \d+\] (?:running the setup command: |setup: )(.*)"
 
 
 def _prepares(view: JobView) -> Found | None:
@@ -105,7 +105,7 @@ def _prepares(view: JobView) -> Found | None:
         lines = view.recent_lines(pod.name)
         last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
         for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
-            match = pattern.fullmatch(last)
+            match = re.fullmatch(pattern, last)
             if match:
                 since = pod.started or 0.0
                 taken = f" for {short_duration(view.now - since)}" if since else ""

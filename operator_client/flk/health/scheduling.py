@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.cause import (
@@ -46,19 +45,20 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
+from flk.spec.names import DEFAULT_IMAGE
 from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, replace
 
 _ADDS: Final = ("TriggeredScaleUp", "Nominated")  # of cluster-autoscaler and Karpenter
 _REFUSES: Final = ("NotTriggerScaleUp", "FailedScaleUp", "FailedScheduling")
 # The scheduler sends events with the reason FailedScheduling too, without these words.
-_KARPENTER_REFUSES: Final = re.compile(r"^Failed to schedule pod\b")
-_BEGINNING: Final = re.compile(r"^(pod (?:triggered|didn't trigger) scale-up|Failed to schedule pod)[:,]? *")
+_KARPENTER_REFUSES: Final = r"^Failed to schedule pod\b"
+_BEGINNING: Final = r"^(pod (?:triggered|didn't trigger) scale-up|Failed to schedule pod)[:,]? *"
 # A node group suits the pods, and cannot grow now.
-_LATER: Final = re.compile(
-    r"in backoff after failed scale-up|max node group size reached|max cluster .*limit reached"
-    r"|exceed(?:s|ed)? limits?\b|out of resources|insufficient ?capacity|quota",
-    re.IGNORECASE,
+_LATER: Final = (
+    r"(?i)in backoff after failed scale-up|max node group size reached|max cluster .*limit reached"
+    r"|exceed(?:s|ed)? limits?\b|out of resources|insufficient ?capacity|quota"
 )
 SILENCE: Final = 300.0  # seconds in which the autoscaler of a cloud should have said something about a pod
 _CLOUDS: Final = {"aws": "AWS", "azure": "Azure", "gce": "Google Cloud"}  # by the scheme of a node's providerID
@@ -82,7 +82,7 @@ class Said:
     @property
     def text(self) -> str:
         """What it says, without the words that all of its events begin with."""
-        return _BEGINNING.sub("", one_line(self.event.get("message"))).rstrip(".")
+        return re.sub(_BEGINNING, "", one_line(self.event.get("message"))).rstrip(".")
 
 
 def answer(view: JobView) -> Said | None:
@@ -156,7 +156,9 @@ def _adds(event: Object) -> bool:
 
 
 def _refuses(event: Object) -> bool:
-    of_scheduler = event.get("reason") == "FailedScheduling" and not _KARPENTER_REFUSES.match(str(event.get("message")))
+    of_scheduler = event.get("reason") == "FailedScheduling" and not re.match(
+        _KARPENTER_REFUSES, str(event.get("message"))
+    )
     return event.get("reason") in _REFUSES and not of_scheduler
 
 
@@ -175,7 +177,7 @@ def _node_being_added(view: JobView) -> Found | None:
 
 def _node_not_added_now(view: JobView) -> Found | None:
     found = answer(view)
-    if found is None or found.adds or not _LATER.search(found.text):
+    if found is None or found.adds or not re.search(_LATER, found.text):
         return None
     return Found(
         f"{subject(found.pods)}: no node can take it, and {found.who} can add none now ({found.text})",
@@ -188,11 +190,11 @@ def _node_not_added_now(view: JobView) -> Found | None:
 
 
 SHORT: Final = "NotEnoughResources"
-_LASTS: Final = re.compile("does not exist|affinity rules|topology spread")  # until somebody changes the job
+_LASTS: Final = "does not exist|affinity rules|topology spread"  # until somebody changes the job
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _DEFAULT_DELAY: Final = 300.0  # the same for Kubernetes' own, which is away for minutes while a control plane restarts
 _GATE_GRACE: Final = 1800.0  # seconds in which somebody should have removed a gate
-_DEVICES: Final = re.compile(
+_DEVICES: Final = (
     r"cannot allocate all claims|(ResourceClaim not created yet|resourceclaim\S* \S+ not found"
     r"|device class \S+ does not exist)"
 )
@@ -228,7 +230,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        yield _no_node(cluster, found, "change --gpu, nodes.selector, nodes.tolerations or the patch", code)
+        remedy = f"change --gpu, nodes.selector, nodes.tolerations or the patch{_other_image(pods.spec)}"
+        yield _no_node(cluster, found, remedy, code)
         return
     most = sum(fitting(allocatable(node), pods.requests) for node in allowed)
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
@@ -261,6 +264,12 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
     code = "NodesNotReady" if all(map(is_node_state, taints)) else "TaintNotTolerated"
     return f"no node accepts the job's pods: {_refusals(selected, spec)}", code
+
+
+def _other_image(spec: Object) -> str:
+    """Return a further remedy for pods that need nodes of the default image's architecture; empty for others."""
+    named = any(container.get("image") == DEFAULT_IMAGE for container in spec.get("containers") or [])
+    return ", or choose an image for the architecture of the nodes (--image)" if named else ""
 
 
 def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:
@@ -321,12 +330,12 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
 
 
-def scheduler_says(pattern: re.Pattern[str]) -> Locate:
+def scheduler_says(pattern: str) -> Locate:
     """Return a Locate for pending pods about which the scheduler says what matches ``pattern``."""
 
     def locate(view: JobView) -> Match | None:
         waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
-        found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
+        found = [(pod, match) for pod in waiting if (match := re.search(pattern, pod.message))]
         if not found:
             return None
         pod, match = found[0]
@@ -418,7 +427,7 @@ def _selector(view: JobView) -> Found | None:
     return found.found(
         f"{found}: no node that could take {them} has the labels {wanted}",
         f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
-        "--node-selector",
+        f"--node-selector{_other_image(spec)}",
         Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector"),
     )
 
@@ -459,7 +468,7 @@ def _no_node_takes(view: JobView) -> Found | None:
     found = _refused_by_nodes("")(view)
     if found is None:
         return None
-    lasts, gated = _LASTS.search(found[0]), "scheduling gates" in found[0]
+    lasts, gated = re.search(_LASTS, found[0]), "scheduling gates" in found[0]
     return found.found(
         f"{found}: no node can take it ({found[0]})",
         f"{view.kubectl(f'describe pod {found.pods[0]}')} shows the scheduler's events",

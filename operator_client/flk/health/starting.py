@@ -35,7 +35,7 @@ _PULL: Final = (
     *("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"),
     *("ImageInspectError", "InvalidImageName", "ErrImageNeverPull"),
 )
-_NAME: Final = re.compile(r'[Ii]mage "([^"]+)"')
+_NAME: Final = r'[Ii]mage "([^"]+)"'
 _NOT_FOUND: Final = ("not found", "manifest unknown", "does not exist", "no such manifest", "404")
 _DENIED: Final = (
     "authorization failed",
@@ -47,7 +47,7 @@ _DENIED: Final = (
     "no basic auth credentials",
 )
 # The registry answers too late, or with a status that asks to try again.
-_BUSY: Final = re.compile(
+_BUSY: Final = (
     r"toomanyrequests|429 Too Many Requests|50[234] (?:Bad Gateway|Service Unavailable|Gateway Time-?out)|i/o timeout"
     r"|deadline exceeded|TLS handshake timeout|[Cc]lient\.Timeout|connection reset by peer|unexpected EOF"
     r"|pull QPS exceeded"
@@ -56,11 +56,9 @@ _LONG_PULL: Final = 20.0  # seconds: a pull that lasts longer has got further th
 _LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
 # Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
-_NAMES: Final = re.compile(r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+')
+_NAMES: Final = r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+'
 _OTHER_IMAGE: Final = "--image, image: in the job file, or $FLK_IMAGE names an image that the nodes can pull"
-_QUOTED: Final = re.compile(
-    r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*"
-)
+_QUOTED: Final = r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*"
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -120,7 +118,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
         events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
-        reasons = _NAMES.sub("", said)
+        reasons = re.sub(_NAMES, "", said)
         if not pods or not any(word in reasons for word in words) or any(word in reasons for word in without):
             return None
         found = trace(view, pods, container_path(view), said, _image_of(view, pods[0].message), pods[0].reason)
@@ -159,7 +157,7 @@ def _busy(view: JobView) -> Match | None:
     found = _pulling()(view)
     events = [e for name in found.pods for e in view.events_of(name) if _is_pull_event(e)] if found else []
     last = one_line(max(events, key=event_time).get("message")) if events else found[0] if found else ""
-    match = _BUSY.search(last)
+    match = re.search(_BUSY, last)
     return replace(found, texts=(match[0], found[1])) if found and match else None
 
 
@@ -170,7 +168,7 @@ def _is_pull_event(event: Object) -> bool:
 
 def _image_of(view: JobView, message: str) -> str:
     """Return the image that a pod cannot use: the one that its message names, else the training container's."""
-    named = _NAME.search(message)
+    named = re.search(_NAME, message)
     return named[1] if named else view.image
 
 
@@ -198,16 +196,16 @@ def _access_denied(view: JobView) -> Found | None:
 
 def _reason_of(found: Match) -> str:
     """Return why an image cannot be pulled: that its registry cannot be reached, or the kubelet's word for it."""
-    detail = _QUOTED.search(found[0])
+    detail = re.search(_QUOTED, found[0])
     return detail[0].removeprefix("dial tcp: ") if detail else found[2]
 
 
 CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
 _NO_PROGRAM: Final = r"(?:executable file not found|stat [^:]+: no such file|no such file)"
-_EXECUTABLE: Final = re.compile(rf'exec: "([^"]+)": {_NO_PROGRAM}')
-_FORMAT: Final = re.compile(r"exec format error")
-_PROCESS: Final = re.compile(r"(?:.*unable to start container process: )?(.+)")
-_ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL)
+_EXECUTABLE: Final = rf'exec: "([^"]+)": {_NO_PROGRAM}'
+_FORMAT: Final = r"exec format error"
+_PROCESS: Final = r"(?:.*unable to start container process: )?(.+)"
+_ENDED: Final = r"(?s)(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)"
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
 BACKOFF_RESET: Final = 600.0  # seconds that a container runs before the kubelet forgets its restarts
 LOOP: Final = 3  # starts of a container that end at once before flk calls it a loop
@@ -225,7 +223,7 @@ def _starts(view: JobView) -> list[tuple[str, str, Evidence]]:
                 found.append((pod.name, text, Evidence(f"pod {pod.name}", f"{state['reason']}: {text}", field, time)))
                 break
     for event in reversed(view.job_events):
-        match = _ENDED.search(str(event.get("message", "")))
+        match = re.search(_ENDED, str(event.get("message", "")))
         if match and any(word in match[3] for word in ("runc create", "OCI runtime", "containerd task")):
             found.append((match[1], one_line(match[3]), event_evidence(event)))
     for name, events in view.pod_events.items():
@@ -247,11 +245,11 @@ def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
     ]
 
 
-def _failed_start(pattern: re.Pattern[str]) -> Locate:
+def _failed_start(pattern: str) -> Locate:
     """Return a Locate for failed starts whose message matches ``pattern``, with the time of the first one."""
 
     def locate(view: JobView) -> Match | None:
-        found = [(name, match, item) for name, text, item in _starts(view) if (match := pattern.search(text))]
+        found = [(name, match, item) for name, text, item in _starts(view) if (match := re.search(pattern, text))]
         if not found:
             return None
         _, match, item = found[0]
@@ -269,7 +267,7 @@ def _wrong_format(view: JobView) -> Match | None:
         return found
     for name in view.seen.logs:  # of a program that a shell or a launcher starts
         for line in view.recent_lines(name):
-            if _FORMAT.search(line):
+            if re.search(_FORMAT, line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
                 return Match([name], [Evidence(f"log of {name}", line, time=ended)])
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from flk.health.cause import subject
@@ -16,6 +15,7 @@ from flk.observe.observation import event_time, involved
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
 from flk_runtime.contract.quantities import numbered, plural
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
@@ -39,7 +39,6 @@ _REPEATING: Final = (
     "StartError",
     "Unschedulable",
 )
-_NUMBERS: Final = re.compile(r"\d+")
 
 
 HAPPENED_LATER: Final = "it happened later: the cause above kept the job from running"
@@ -248,7 +247,7 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         reason = str(event.get("reason", ""))
         if event.get("type") != "Warning" or f"{reason}: {text}" in used:
             continue
-        key = reason, _NUMBERS.sub("", text)[:80]
+        key = reason, re.sub(r"\d+", "", text)[:80]
         count = int(event.get("count") or 1)
         folded[key] = event, count + (folded[key][1] if key in folded else 0)
     others = []

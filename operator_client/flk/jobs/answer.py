@@ -13,17 +13,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import math
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError
 from flk.health import Diagnosis, diagnose
@@ -48,6 +46,7 @@ from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import foreign
 from flk_runtime.contract.log_format import is_record, parse_attempt
 from flk_runtime.contract.secrets import hidden
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/answer/v1"
 MAX_FILES: Final = 500  # answers that are kept
@@ -61,7 +60,6 @@ TAILS: Final = 32  # pods whose logs are read at the end of a wait: failed pods 
 _IDLE: Final = 5.0  # seconds without a byte after which such a log is given up
 _TODAY: Final = 12 * 3600.0  # seconds for which the time of day says enough
 _SUFFIX: Final = ".json.gz"
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 Lines = Sequence[Sequence[str]]  # pairs of a time, as RFC 3339 or empty, and a text
 
 
@@ -178,7 +176,10 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
         [pod.name for pod in view.pods],
         dict(every[-(len(view.pods) + EARLIER_PODS) :]),
     )
-    content = json.dumps(_plain(asdict(kept)), separators=(",", ":")).encode()
+    # A number that JSON does not have, such as a loss that is none, is null.
+    content = json.dumps(
+        json.loads(json.dumps(asdict(kept)), parse_constant=lambda name: None), separators=(",", ":")
+    ).encode()
     if len(content) > MAX_READ:
         return
     with contextlib.suppress(OSError):
@@ -190,15 +191,6 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
 def is_kept(line: str) -> bool:
     """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
     return not is_record(line) or parse_attempt(line) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return plain data with None in place of numbers that JSON does not have, such as a loss that is no number."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def prune(files: int = MAX_FILES, age: float = MAX_AGE) -> None:
@@ -317,7 +309,7 @@ def _is_on() -> bool:
 
 def _safe(text: str) -> str:
     """Return text as part of a file name. Names of the API are safe; a server may answer anything."""
-    return _UNSAFE.sub("_", text)[:200].lstrip(".") or "_"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:200].lstrip(".") or "_"
 
 
 def _modified(path: Path) -> float:

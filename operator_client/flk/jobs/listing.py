@@ -12,7 +12,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from flk.errors import FlkError, UnreadableError
@@ -26,6 +25,7 @@ from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
+from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
     from flk.jobs.answer import Answer

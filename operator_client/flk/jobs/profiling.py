@@ -6,7 +6,6 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from flk.kube import Object
 from flk.manifest.runtime import module_source
 from flk.observe.client import JobClient, container_of
 from flk.observe.pods import with_packages
+from flk_runtime.contract.values import dataclass
 
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container

@@ -8,11 +8,9 @@ are not enough: they say Running while a container cannot start, and nothing of 
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from flk.errors import FlkError
-from flk.health import cause_of, find, job_failure, with_memory_limit
 from flk.kube import Object
 from flk.observe.model import Finding, PodPhase, PodState
 from flk.observe.pods import CLOCK_SKEW
@@ -24,6 +22,7 @@ from flk.targets import target_of
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
@@ -151,10 +150,8 @@ class State:
         return data
 
 
-def derive(view: JobView) -> State:
+def derive(seen: JobView) -> State:
     """Return the state of a job that exists."""
-    seen = view
-    annotations = seen.annotations
     base = State(
         name=seen.name,
         namespace=seen.namespace,
@@ -177,25 +174,25 @@ def derive(view: JobView) -> State:
         max_restarts=seen.record.max_restarts if seen.record else None,
         disruptions=seen.record.disruptions if seen.record else 0,
         max_disruptions=seen.record.max_disruptions if seen.record else None,
-        owner=annotations.get(labels.OWNER, ""),
+        owner=seen.annotations.get(labels.OWNER, ""),
         image=seen.image,
         slow=seen.slow,
         goodput=seen.goodput,
         saved_step=seen.record.saved if seen.record else None,
         stored_step=seen.record.stored if seen.record else None,
-        code_hash=annotations.get(labels.CODE_HASH, ""),
+        code_hash=seen.annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         unread=seen.unread_record,
         progress=list(seen.seen.progress),
     )
-    cause = next(iter(find(seen)), None)
-    base = replace(base, cause=cause)
-    if seen.failed:
-        state = _failed(base, seen, cause)
-    elif seen.succeeded:
+    if seen.succeeded and not seen.failed:
         state = _succeeded(base, seen)
     else:
-        state = _unfinished(base, seen, cause)
+        from flk.health import find  # and all causes, which a list of jobs that have succeeded does not need
+
+        cause = next(iter(find(seen)), None)
+        base = replace(base, cause=cause)
+        state = _failed(base, seen, cause) if seen.failed else _unfinished(base, seen, cause)
     attempts = _attempts(seen, state)
     if attempts:
         began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
@@ -242,6 +239,8 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
 
 
 def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
+    from flk.health import job_failure
+
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
     return replace(
@@ -297,6 +296,8 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
             return replace(base, phase=Phase.RESTARTING)
         if cause is not None and last is None and seen.from_flk:
             return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
+        from flk.health import cause_of
+
         known = cause_of(cause.code) if cause else None
         goes_on = cause is None or (known is not None and known.goes_on)
         return replace(base, phase=Phase.RUNNING if goes_on else Phase.RESTARTING)
@@ -360,7 +361,11 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
     attempts = []
     step: int | None = None  # that the attempt before had made
     for attempt in record.attempts:
-        failure = with_memory_limit(attempt.failure, seen)
+        failure = attempt.failure
+        if failure is not None:
+            from flk.health import with_memory_limit
+
+            failure = with_memory_limit(failure, seen)
         last = attempt is record.attempts[-1]
         cause = failure.summary if failure else ""
         if failure is None and last and state.phase == Phase.FAILED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from flk.observe.view import JobView
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
+from flk_runtime.contract.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -26,6 +25,7 @@ from flk.kube.errors import RETRIED, error_from_connection, error_from_response,
 from flk.kube.kubeconfig import config_view, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk_runtime.contract import foreign
+from flk_runtime.contract.values import dataclass
 
 MOMENT: Final = 2.0  # seconds that a request has after the client's time is over: a healthy server may take as long
 PAGE: Final = 500  # objects in one answer to a list request
@@ -124,7 +124,7 @@ class ApiClient:
             except ForbiddenError:
                 raise missing from None
             if served == asked:
-                if isinstance(asked, Document) or not asked.resource.group:
+                if not self._discovery.names(asked.resource):
                     raise missing from None
                 # Its discovery names the kind: it has just started, or reads the definition of the kind anew.
                 self._sleep(self.retries.backoffs[0])

@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from flk.errors import NoConfigError
 from flk.kube import kubeconfig
 from flk.kube.connection import open_pool
 from flk.kube.kubeconfig import Context, connection_options, shown_by_kubectl
+from flk_runtime.contract.values import dataclass
 
 _REREAD: Final = 60.0  # seconds after which files of tokens are read again
 

@@ -56,9 +56,13 @@ class Discovery:
         groups = self._groups()
         return not groups or self._version(resource, groups) is not None
 
+    def names(self, resource: Resource) -> bool:
+        """Return whether the server has told a moment ago that it serves a kind; False if it does not tell."""
+        return self._version(resource, self._groups(kept=RECENT)) is not None
+
     def ask(self) -> None:
-        """Ask the server now, whatever it has told before."""
-        self._groups(kept=0.0)
+        """Ask the server now, whatever it has told an earlier process."""
+        self._groups(kept=RECENT if self._asked else 0.0)
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that is known to be served, without asking the API server."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ import yaml
 from flk.errors import NoConfigError, NoKubeconfigError
 from flk.user.commands import Commands, Connection
 from flk_runtime.contract import foreign
+from flk_runtime.contract.values import dataclass, field, replace
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod

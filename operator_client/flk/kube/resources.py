@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from flk.errors import UsageError
+from flk_runtime.contract.values import dataclass, field
 
 Object = dict[str, Any]  # an object of the API, as its JSON
 
@@ -115,12 +115,12 @@ _REQUIREMENT: Final = "|".join(
         rf"{_KEY}{_SPACE}[<>]{_SPACE}[0-9]+",
     )
 )
-_SELECTOR: Final = re.compile(rf"{_SPACE}(?:{_REQUIREMENT})(?:{_SPACE},{_SPACE}(?:{_REQUIREMENT}))*{_SPACE}")
+_SELECTOR: Final = rf"{_SPACE}(?:{_REQUIREMENT})(?:{_SPACE},{_SPACE}(?:{_REQUIREMENT}))*{_SPACE}"
 
 
 def check_selector(selector: str) -> None:
     """Raise UsageError for a label selector that the API server would refuse."""
-    if not _SELECTOR.fullmatch(selector):
+    if not re.fullmatch(_SELECTOR, selector):
         raise UsageError(
             f"--selector: must be labels as kubectl takes them (is {selector!r})",
             hint="such as -l team=nlp, -l 'team=nlp,!done' or -l 'team in (nlp, vision)'",

@@ -14,7 +14,6 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -27,6 +26,7 @@ from flk.kube.credentials import Access
 from flk.kube.errors import error_from_connection, error_from_response
 from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
+from flk_runtime.contract.values import dataclass
 
 _PORT_DATA, _PORT_ERROR = 0, 1
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255

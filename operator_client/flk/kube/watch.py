@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.errors import ApiError, UnreachableError
 from flk.kube.client import ApiClient
 from flk.kube.resources import Object, RequestTarget
 from flk_runtime.contract import foreign
+from flk_runtime.contract.values import dataclass
 
 IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one a minute) before a new watch
 OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail

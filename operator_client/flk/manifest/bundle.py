@@ -13,15 +13,16 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flk.errors import UsageError
 from flk.manifest.files import parsed, select_files, unreadable
 from flk.manifest.runtime import runtime_archive
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk_runtime.contract.quantities import size_text
+from flk_runtime.contract.values import dataclass
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
@@ -61,8 +62,8 @@ def make_bundle(job: Job, root: Path) -> Bundle:
 
     Raises UsageError if the script is missing, a pattern matches nothing or the code is too large.
     """
-    if job.ship is False:
-        return Bundle()
+    if job.ship in IN_IMAGE:
+        return Bundle(runtime_archive() if job.ship else None)
     root = root.resolve()
     selection = select_files(job, root)
     contents = _read(root, selection.files)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -18,9 +17,12 @@ from typing import Any, Final
 from flk.errors import UsageError
 from flk.manifest.render import dumped
 from flk.spec import labels
+from flk.spec.fields import RUNTIME
 from flk.spec.file import mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob
+from flk_runtime.contract import user_env
+from flk_runtime.contract.values import dataclass
 
 _ROLES: Final = ("Master", "Worker")
 _PODS: Final = "pytorchReplicaSpecs"
@@ -30,8 +32,6 @@ _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch")
 # torchrun's options without a value, but those that change what is started.
 _SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
 _CHANGES: Final = ("--no-python", "--run-path")
-# What each launcher sets for its ranks: a manifest that sets it by hand does what flk does.
-_OF_RANKS: Final = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|PET_.*)")
 _DYNAMIC: Final = frozenset("`$|<>;&*?(){}")  # what a shell would do something about
 _EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
 _BY_GPUS: Final = re.compile(r"auto|gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
@@ -42,10 +42,13 @@ _OF_SHELLS: Final = (
     *("{", "if", "for", "while", "until", "case", "function"),
 )
 _ASSIGNMENT: Final = re.compile(r"\w+=")
+_NAMED: Final = re.compile(r"(?<!\$)\$\((\w+)\)")  # which Kubernetes replaces
+_EXPANSION: Final = re.compile(r"'[^']*'|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}")  # a shell replaces nothing in quotes
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
 _COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 _BACKGROUND: Final = re.compile(r"(?<![&>])&(?![&>])")
 _SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
+_VOLUMES: Final = ("api", "checkpoint", "ship", "work")
 _GPU: Final = "nvidia.com/gpu"
 
 
@@ -62,10 +65,11 @@ def convert(text: str, source: str) -> Converted:
 
     Raises UsageError with a line for each field that a job cannot have.
     """
-    found = [job for part in re.split(r"(?m)^---.*$", text) for job in _jobs_in(mapping(part, source))]
+    documents = [mapping(part, source) for part in re.split(r"(?m)^---.*$", text)]
+    found = [(document, job) for document in documents for job in _jobs_in(document)]
     if len(found) != 1:
         raise UsageError(f"{source}: has {len(found)} PyTorchJobs: expected one")
-    conversion = _Conversion(found[0])
+    conversion = _Conversion(*found[0])
     fields = conversion.job()
     if conversion.refused:
         raise UsageError.of([UsageError(f"{source}: {line}") for line in dict.fromkeys(conversion.refused)])
@@ -87,9 +91,12 @@ def _jobs_in(value: Any) -> Iterator[dict[str, Any]]:
 class _Conversion:
     """Converts one manifest, and removes what it converts: a field of ``spec`` that is left has no counterpart."""
 
-    def __init__(self, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """``document`` is the object around the manifest, whose queue is that of the job, or the manifest itself."""
         self.refused: list[str] = []
         self.notes: list[str] = []
+        outer = self._mapping("metadata", document.get("metadata"))
+        self.outer = self._mapping("metadata.labels", outer.get("labels"))
         self.metadata = self._mapping("metadata", manifest.get("metadata"))
         self.spec = self._mapping("spec", manifest.get("spec"))
 
@@ -122,12 +129,20 @@ class _Conversion:
             return fields
         replicas = sum(count for count, _ in each)
         pod = each[-1][1]
+        patch = pod.get("patch", {})
         for path in _differences(each[0][1], pod):
-            self.refused.append(f"Master and Worker differ in {path}: all pods of a job are equal")
+            place = path.split(".", 3)  # the name of a label has dots too
+            if place[:2] == ["patch", "metadata"] and f"'{place[-1]}'" not in str(patch.get("spec")):
+                patch.get("metadata", {}).get(place[2], {}).pop(place[-1], None)
+                self.notes.append(f"{path.removeprefix('patch.')} is left out: Master and Worker differ in it")
+            else:
+                self.refused.append(
+                    f"Master and Worker differ in {path}: all pods of a job are equal, so give it to both"
+                )
         bounds = {"min": replicas, "max": replicas, **fields.pop("elastic")}
         if bounds["min"] != bounds["max"]:
             fields["elastic"] = bounds
-        return {**fields, "replicas": replicas, **pod, "ship": False}
+        return {**fields, "replicas": replicas, **pod, "ship": RUNTIME}
 
     def _of_job(self) -> dict[str, Any]:
         """Take what belongs to the job as a whole."""
@@ -137,8 +152,8 @@ class _Conversion:
         own = self._mapping("metadata.labels", self.metadata.get("labels"))
         fields = {
             "name": self.metadata.get("name"),
-            "queue": own.pop(labels.QUEUE, None),
-            "queue_priority": own.pop(labels.QUEUE_PRIORITY, None),
+            "queue": own.pop(labels.QUEUE, self.outer.get(labels.QUEUE)),
+            "queue_priority": own.pop(labels.QUEUE_PRIORITY, self.outer.get(labels.QUEUE_PRIORITY)),
             "restarts": policy.pop("backoffLimit", elastic.pop("maxRestarts", None)),
             "deadline": policy.pop("activeDeadlineSeconds", None),
             "ttl": policy.pop("ttlSecondsAfterFinished", None),
@@ -159,6 +174,8 @@ class _Conversion:
         processes = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
         if str(processes).isdecimal():
             fields["processes"] = int(str(processes))
+        elif processes == "cpu":
+            self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
         annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
         for name, given in (("labels", own), ("annotations", annotations)):
             if given:
@@ -187,6 +204,13 @@ class _Conversion:
         others = [container for container in containers if container is not main]
         fields = {**({"restarts": 0} if role.get("restartPolicy") == "Never" else {}), **self._container(path, main)}
         main.pop("name", None)
+        # The pods of flk have volumes of these names: those of the manifest get others.
+        users = (spec, main, *others, *self._mappings(f"{path}.initContainers", spec.get("initContainers")))
+        for part in [part for user in users for part in (user.get("volumes") or user.get("volumeMounts") or ())]:
+            if part.get("name") in _VOLUMES:
+                part["name"] += "-data"
+        if "serviceAccountName" in spec:
+            spec.setdefault("automountServiceAccountToken", True)  # as in Kubernetes
         if main or others:
             spec["containers"] = [{"name": PyTorchJob.container, **main}, *others]
         metadata = self._mapping(f"{above}.template.metadata", template.get("metadata"))
@@ -212,30 +236,29 @@ class _Conversion:
         words = [
             str(word) for name in ("command", "args") for word in self._items(f"{where}.{name}", main.pop(name, None))
         ]
-        folder = main.pop("workingDir", None)
+        folder = str(main.pop("workingDir", None) or ".")
         fields: dict[str, Any] = {"image": image, "image_pull_policy": policy}
         env, kept = self._env(f"{where}.env", main.pop("env", None), fields)
         given = self._mapping(f"{where}.resources", main.pop("resources", None))
         amounts = {kind: self._mapping(f"{where}.resources.{kind}", given.get(kind)) for kind in ("limits", "requests")}
         try:
-            fields |= _resources(amounts["limits"], amounts["requests"], self.notes)
+            resources, left = _resources(**amounts)
+            fields |= {"resources": resources} if resources else {}
+            main["resources"] = {
+                kind: rest for kind, of in amounts.items() if (rest := {name: of[name] for name in of if name in left})
+            }
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
-            folder, command = _command(words, None if folder is None else str(folder))
+            folder, command = _command(words, folder, env)
             env |= self._env(f"{where}.command", command.pop("exported", None), fields)[0]
             fields |= command
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
-        if folder:
-            # Ranks start in a folder of their own, where they may write. There they find the files of this one,
-            # also those that the setup adds to it.
-            links = f"ln -sf {shlex.quote(folder)}/* ."
-            fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
-        else:
-            self.notes.append(
-                "ranks start in /flk/work, not in the WORKDIR of the image, unless the manifest has workingDir"
-            )
+        # Ranks start in a folder of their own, where they may write. There they find the files of this one, also those
+        # that the setup adds to it.
+        links = f"ln -sf {_place(folder)}/* ."
+        fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
         if env:
             fields["env"] = env
         main |= {"env": kept}
@@ -255,7 +278,7 @@ class _Conversion:
                 self.refused.append(f"{path}: a variable has no name")
             elif name == "PET_NPROC_PER_NODE" and str(value).isdecimal():
                 fields["processes"] = int(str(value))
-            elif _OF_RANKS.fullmatch(name):
+            elif user_env.is_reserved(name):  # a manifest that sets it by hand does what flk does
                 self.notes.append(f"the variable {name} is left out: flk's launcher sets it")
             elif {"name", "key"} <= secret.keys() and not secret.get("optional"):
                 fields.setdefault("secrets", {})[name] = f"{secret['name']}:{secret['key']}"
@@ -266,57 +289,50 @@ class _Conversion:
         return env, kept
 
 
-def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return the fields for resources. What only limits name is requested too, as in Kubernetes."""
-    amounts = {name: str(amount) for name, amount in {**limits, **requests}.items()}
+def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return the field for resources, and the names of those that stay in the patch.
+
+    What only limits name is requested too, as in Kubernetes. Memory that is only requested has no limit.
+    """
     resources: dict[str, Any] = {}
-    for name in ("cpu", "memory", "ephemeral-storage"):
-        if name not in amounts:
-            continue
-        amount = amounts.pop(name)
-        resources[name.replace("-", "_")] = amount
-        limit = str(limits.get(name, amount))
-        if name == "cpu" and name in limits:
-            resources["cpu_limit"] = limit
-        elif name == "memory" and limit != amount:
-            resources["memory_limit"] = limit
-        elif name == "ephemeral-storage" and limit != amount:
-            raise ValueError(f"{name}: a job has one amount for request and limit (are {amount} and {limit})")
-        if name != "cpu" and name not in limits:
-            notes.append(f"{name} gets its request as its limit, {amount}")
-    if wrong := next((name for name, amount in amounts.items() if not amount.isdecimal()), None):
-        raise ValueError(f"{wrong}: must be a number (is {amounts[wrong]!r})")
-    if _GPU in amounts:
-        resources["gpu"] = int(amounts.pop(_GPU))
-    if amounts:
-        resources["extended"] = {name: int(amount) for name, amount in amounts.items()}
-    return {"resources": resources} if resources else {}
+    kept = set()
+    for name, given in {**limits, **requests}.items():
+        amount, limit = str(given), str(limits.get(name, ""))
+        if name == "cpu":
+            resources |= {"cpu": amount, "cpu_limit": limit or None}
+        elif name == "memory" and limit:
+            resources |= {"memory": amount, "memory_limit": limit if limit != amount else None}
+        elif name == "ephemeral-storage" and limit == amount:
+            resources["ephemeral_storage"] = amount
+        elif name in ("memory", "ephemeral-storage") or name.startswith("hugepages-"):
+            kept.add(name)
+        elif not amount.isdecimal():
+            raise ValueError(f"{name}: must be a number (is {amount!r})")
+        elif name == _GPU:
+            resources["gpu"] = int(amount)
+        else:
+            resources.setdefault("extended", {})[name] = int(amount)
+    return {name: amount for name, amount in resources.items() if amount is not None}, kept
 
 
-def _command(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any]]:
+def _command(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the folder in which a container's command runs, and the fields for it.
 
-    These are ``command``, and where it says so ``processes``, ``setup`` and others; ``exported`` has the variables of
-    a shell as a container's ``env`` has them. Raises ValueError, which says why
-    it cannot be the command of a job.
+    A folder that is relative is one in the image's WORKDIR. The fields are ``command``, and where it says so
+    ``processes``, ``setup`` and others; ``exported`` has the variables of a shell as a container's ``env`` has them.
+    Raises ValueError, which says why it cannot be the command of a job.
     """
     if not words:
         raise ValueError("is that of the image, which flk does not know: write it into the manifest")
+    words = [_NAMED.sub(lambda found: env.get(found[1], found[0]), word) for word in words]
     setup, dynamic = dict[str, Any](), frozenset("$")
     if _SHELL.fullmatch(words[0]):
-        folder, setup, words = _shell(words, folder)
+        folder, setup, words = _shell(words, folder, env)
         dynamic = _DYNAMIC
-    fields: dict[str, Any] = {"processes": 1}
-    if words[:2] == ["accelerate", "launch"]:
-        fields, words = {}, ["-m", "flk_hosts.accelerate_launch", *words[2:]]
+    if launched := _launched(words):
+        fields, words = launched
     elif _PYTHON.fullmatch(words[0]):
-        words = words[1:]
-        while words and words[0] in ("-u", "-O", "-B", "-s"):
-            words = words[1:]
-        if words[:1] == ["-m"] and words[1:2] and words[1] in _LAUNCHERS:
-            fields, words = _torchrun(words[2:])
-    elif PurePosixPath(words[0]).name == "torchrun":
-        fields, words = _torchrun(words[1:])
+        fields, words = {"processes": 1}, _options(words)
     elif words[0].startswith("-"):
         raise ValueError(
             "has arguments only, of the program that the image starts: write its command into the manifest"
@@ -325,21 +341,38 @@ def _command(words: list[str], folder: str | None) -> tuple[str | None, dict[str
         raise ValueError(
             f"starts {words[0]}: a job starts a Python script or a module, or by torchrun or accelerate launch"
         )
+    else:
+        fields = {"processes": 1}
     if not words or (words[0] != "-m" and words[0].startswith("-")):
         raise ValueError("has no script and no module")
     if changed := next((word for word in words if dynamic & {*word}), None):
         raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
-    if words[0] != "-m" and not words[0].startswith("/"):
-        if folder is None:
-            raise ValueError(
-                f"{words[0]} is relative to the WORKDIR of the image: add workingDir, or name its whole path"
-            )
-        words = [str(PurePosixPath(folder) / words[0]), *words[1:]]
+    if words[0] != "-m":
+        words = [str(PurePosixPath(folder if folder.startswith("/") else "") / words[0]), *words[1:]]
     return folder, {"command": words, **fields, **setup}
 
 
-def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that torchrun's options become, and the script with its arguments."""
+def _options(words: list[str]) -> list[str]:
+    """Return the words after ``python`` and its options that change nothing for ranks."""
+    return [*dropwhile(lambda word: word in ("-u", "-O", "-B", "-s"), words[1:])]
+
+
+def _launched(words: list[str]) -> tuple[dict[str, Any], list[str]] | None:
+    """Return the fields, and the script with its arguments, of a command that starts ranks; None of any other."""
+    if words[:2] == ["accelerate", "launch"]:
+        return {}, ["-m", "flk_hosts.accelerate_launch", *words[2:]]
+    if PurePosixPath(words[0]).name == "torchrun":
+        return _torchrun(words[1:])
+    module = _options(words) if _PYTHON.fullmatch(words[0]) else []
+    starts = module[:1] == ["-m"] and {*module[1:2]} & {*_LAUNCHERS}
+    return _torchrun(module[2:], passes_rank=module[1] == _LAUNCHERS[-1]) if starts else None
+
+
+def _torchrun(words: list[str], *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that torchrun's options become, and the script with its arguments.
+
+    ``passes_rank``: without --use-env, the launcher gives the script the number of the rank in its pod, too.
+    """
     fields: dict[str, Any] = {}
     module = False
     while words and words[0].startswith("-"):
@@ -347,7 +380,7 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         option = option.replace("_", "-")  # torchrun takes both
         if option in _CHANGES:
             raise ValueError(f"{option} starts another program than a Python script")
-        words = words[1:]
+        words, passes_rank = words[1:], passes_rank and option != "--use-env"
         if option in ("-m", "--module"):
             module = True
         elif option not in _SWITCHES and not value:
@@ -360,10 +393,15 @@ def _torchrun(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             fields["restarts"] = int(value) if value.isdecimal() else value
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
             fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
-    return fields, (["-m", *words] if module else words)
+    if passes_rank and fields.get("processes") != 1:
+        raise ValueError(
+            f"{_LAUNCHERS[-1]} gives each rank its --local-rank: add --use-env, for a script that needs none"
+        )
+    local_rank = ["--local-rank=0"] if passes_rank else []
+    return fields, [*(["-m"] if module else []), *words[:1], *local_rank, *words[1:]]
 
 
-def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, Any], list[str]]:
+def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the folder, the fields and the command of ``sh -c TEXT``: the last command, which those before set up.
 
     The fields are ``exported`` and ``setup``. Raises ValueError for any other program of a shell.
@@ -383,22 +421,27 @@ def _shell(words: list[str], folder: str | None) -> tuple[str | None, dict[str, 
     except ValueError:  # no command, or a quote without an end
         before, command = [], []
     given = [*takewhile(_ASSIGNMENT.match, command)]
-    command = command[len(given) :]
+    if len(given) == len(command) or _BACKGROUND.search(_QUOTED.sub("", text)):
+        raise ValueError(_SHELL_PROGRAM)
+    entered, exported = _effects([*before, ["export", *given]], folder)
+    fields: dict[str, Any] = {"exported": exported}
+    known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
+    command = shlex.split(_EXPANSION.sub(lambda found: _value(found, known), commands[-1][0]))[len(given) :]
     if command[:1] == ["exec"]:
         command.pop(0)
-    if not command or _BACKGROUND.search(_QUOTED.sub("", text)):
-        raise ValueError(_SHELL_PROGRAM)
-    start = folder
-    folder, exported = _effects([*before, ["export", *given]], folder)
-    fields: dict[str, Any] = {"exported": exported}
     if any(parts[0] not in ("cd", "export", "set") for parts in before):
         setup = text[: commands[-2].end()].strip()
-        setup = f"cd {shlex.quote(start)} || exit; {setup}" if start else setup
-        fields["setup"] = shlex.join([*words[:-1], setup])
-    return folder, fields, command
+        fields["setup"] = f"(cd {_place(folder)} && {shlex.join([*words[:-1], setup])})"
+    return entered, fields, command
 
 
-def _effects(commands: list[list[str]], folder: str | None) -> tuple[str | None, list[dict[str, str]]]:
+def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """Return the value that a shell puts in place of a variable; what was found, unless it is known and one word."""
+    value = known.get(found[1] or found[2], "")
+    return value if shlex.quote(value) == value else found[0]
+
+
+def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:
     """Return the folder and the exported variables after the commands of a shell.
 
     Raises ValueError for a command that starts ranks, or whose effect on those of the last command a setup lacks.
@@ -407,11 +450,7 @@ def _effects(commands: list[list[str]], folder: str | None) -> tuple[str | None,
     for words in commands:
         parts = [*dropwhile(_ASSIGNMENT.match, words)] or [""]
         known = not any(_EXPANDED & {*part} for part in parts)
-        if (
-            PurePosixPath(parts[0]).name == "torchrun"
-            or parts[:2] == ["accelerate", "launch"]
-            or {*_LAUNCHERS} & {*parts}
-        ):
+        if _launched(parts):
             raise ValueError(f"{' '.join(words)}: is a training before the last command: make a job of each")
         if parts[0] in _OF_SHELLS:
             raise ValueError(f"{' '.join(words)}: {_SHELL_PROGRAM}")
@@ -430,13 +469,17 @@ def _effects(commands: list[list[str]], folder: str | None) -> tuple[str | None,
     return folder, exported
 
 
-def _entered(words: list[str], folder: str | None) -> str | None:
+def _entered(words: list[str], folder: str) -> str | None:
     """Return the folder after a ``cd`` with these words; None if it depends on more than the manifest says."""
     if not words or words[0].startswith("-") or words[1:] not in ([], ["||", "exit"], ["||", "exit", "1"]):
         return None
-    if folder is None and not words[0].startswith("/"):  # in the WORKDIR of the image
-        return None
-    return str(PurePosixPath(folder or "/") / words[0])
+    return str(PurePosixPath(folder) / words[0])
+
+
+def _place(folder: str) -> str:
+    """Return the word of a setup command for a folder. The launcher, whose shell runs it, is in the image's WORKDIR."""
+    start = "" if folder.startswith("/") else '"$(readlink /proc/$PPID/cwd)"/'
+    return (start + shlex.quote(folder)).removesuffix("/.")
 
 
 def _differences(one: Any, other: Any, path: str = "") -> list[str]:

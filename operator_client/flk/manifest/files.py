@@ -18,7 +18,6 @@ import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
@@ -26,14 +25,16 @@ from typing import Final, NoReturn
 from flk.errors import UsageError
 from flk.manifest.git import IGNORE_FILE, ask_git, excluded
 from flk.manifest.secret_names import KEY_SIZE, content_is_secret, file_names_secret
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
+from flk_runtime.contract.values import dataclass
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", IGNORE_FILE}  # pods do not read them
 # What flk report and flk profile write for a job where no other name or folder is given.
-_WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.pt\.trace\.json\.gz)")
+_WRITTEN: Final = re.compile(rf"{DNS_1035}(\.report\.html|-rank\d+\.pt\.trace\.json\.gz)")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
@@ -126,7 +127,7 @@ def check_files(job: Job, root: Path, *, here: bool = False) -> None:
 
     ``here``: it runs on this machine, where the image is not.
     """
-    if job.ship is False:
+    if job.ship in IN_IMAGE:
         return
     checks: list[Callable[[Job, Path], object]] = [partial(find_script, here=here), _required_files]
     if not here:

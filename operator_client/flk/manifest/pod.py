@@ -19,7 +19,7 @@ from flk.spec.fields import PULL_POLICIES
 from flk.spec.hardware import fabrics, gpu_terms
 from flk.spec.job import Job
 from flk.spec.mounts import CLAIM, SOURCES, Mount
-from flk.spec.names import split_topology
+from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE, split_topology
 from flk.spec.parts import PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
@@ -78,7 +78,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
         "terminationMessagePath": pod_layout.TERMINATION_LOG_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    pods = job.pods or PodSettings()
+    pods = job.pods or PodSettings.model_construct()
     tolerations = [t.model_dump(exclude_defaults=True) for t in job.nodes.tolerations]
     return {
         "metadata": {
@@ -101,7 +101,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             **({"serviceAccountName": pods.service_account} if pods.service_account else {}),
             **({"imagePullSecrets": [{"name": name} for name in pods.pull_secrets]} if pods.pull_secrets else {}),
             **({"priorityClassName": pods.priority_class} if pods.priority_class else {}),
-            **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
+            **({"nodeSelector": selector} if (selector := _node_selector(job)) else {}),
             **({"tolerations": tolerations} if tolerations else {}),
             **({"affinity": affinity} if (affinity := _affinity(job)) else {}),
             "containers": [container],
@@ -116,6 +116,15 @@ def _queue_topology(job: Job) -> dict[str, str]:
         return {}
     key, strength = split_topology(str(job.topology))
     return {labels.QUEUE_TOPOLOGY[strength]: key}
+
+
+def _node_selector(job: Job) -> dict[str, str]:
+    """Return the labels of the nodes: what the job says, and the architecture of the image where it is known.
+
+    Otherwise, in a cluster with other nodes too, pods would come to nodes that cannot run the image.
+    """
+    known = IMAGE_ARCHITECTURE if job.image_or_default == DEFAULT_IMAGE else {}
+    return {**known, **job.nodes.selector}
 
 
 def _affinity(job: Job) -> dict[str, Any]:
@@ -271,7 +280,8 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
         if isinstance(base, shape) and base and not isinstance(patch, shape):
             raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
     if isinstance(base, dict) and isinstance(patch, dict):
-        merged = dict(base)
+        replaced = bool(patch) and path.startswith("patch.spec.volumes[") and path.endswith("]")  # it has one source
+        merged = {key: base[key] for key in base if key in patch or not replaced}
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)

@@ -55,7 +55,7 @@ def render(
     in_namespace = {"namespace": namespace} if namespace else {}
     whose = {labels.SHARED: "true"} if shared else {labels.JOB: job.name}
     config_maps = _config_maps(job, bundle, {**in_namespace, "labels": {**labels.MANAGED_BY, **whose}}, shared)
-    pods = job.pods or PodSettings()
+    pods = job.pods or PodSettings.model_construct()
     annotations = {
         **pods.annotations,
         labels.VERSION: VERSION,

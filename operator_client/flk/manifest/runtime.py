@@ -40,7 +40,8 @@ def runtime_archive() -> bytes:
     folder = Path(contract.__file__).parents[2]
     paths = [path for package in RUNTIME_PACKAGES for path in (folder / package).rglob("*.py")]
     modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    made_from = repr((Path(__file__).read_bytes(), sorted(modules.items()))).encode()
+    parts = [part for name, source in sorted(modules.items()) for part in (name.encode(), source)]
+    made_from = b"\0".join([Path(__file__).read_bytes(), *parts])
     kept = cache_folder() / "runtime"
     with contextlib.suppress(OSError):
         content = kept.read_bytes()

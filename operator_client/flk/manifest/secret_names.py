@@ -45,7 +45,7 @@ def file_names_secret(name: str) -> bool:
     """Return whether the file at a path, by its name and its last folders, is taken for a key or a password."""
     path = PurePosixPath(name)
     in_data = path.suffix.lower() in _DATA and names_secret(path.stem)
-    named = _matches(path.name, _FILES) and not _matches(path.name, _PLAIN)
+    named = not _matches(path.name, _PLAIN) and _matches(path.name, _FILES)  # of code, few patterns are tried
     placed = any(path.match(place) for place in _PLACES) or any(f"/{folder}/" in f"/{path}" for folder in _FOLDERS)
     return in_data or named or placed
 

@@ -8,7 +8,6 @@ import difflib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import targets
@@ -23,6 +22,7 @@ from flk.spec.units import created_at, short_duration
 from flk.targets import TARGETS
 from flk.targets.model import Controller
 from flk.user.commands import Commands
+from flk_runtime.contract.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 
 from flk_runtime.contract.failure import Failure, Kind, kind_of_container
 from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.values import dataclass, field
 
 
 class PodPhase(str, enum.Enum):

@@ -150,7 +150,7 @@ def _of_launchers(view: JobView) -> list[Need]:
     wanted += [Need(What.METRICS, pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
     if view.seen.answered.issuperset(wanted):
         lines = view.seen.logs[name]
-        waiting = WAITS.search(lines[-1]) if lines else None
+        waiting = re.search(WAITS, lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
             others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting["pod"] or 0)]
             wanted += [Need(What.PEER, other, lines=LOG_LINES) for other in others if other in view.objects][:1]
@@ -218,7 +218,7 @@ def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:
 
 
 # Words of exceptions. Errors of CUDA that name a mistake of the script are left out.
-_WORDS: Final = re.compile(
+_WORDS: Final = (
     r"(CUDA|HIP) error(?!: (device-side assert|out of memory|invalid))|NCCL|RCCL|cuDNN|CUBLAS|NVML|uncorrectable|"
     r"Errno 5\b|Input/output error|Errno 30\b|Read-only file system"
 )
@@ -232,7 +232,7 @@ def may_be_of_hardware(failure: Failure | None) -> bool:
     if failure is None:
         return False
     text = f"{failure.type}: {failure.message}"
-    return failure.kind.may_be_of_hardware or (failure.kind is Kind.EXCEPTION and bool(_WORDS.search(text)))
+    return failure.kind.may_be_of_hardware or (failure.kind is Kind.EXCEPTION and bool(re.search(_WORDS, text)))
 
 
 def suspects(view: JobView) -> dict[str, str]:

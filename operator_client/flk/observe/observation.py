@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from flk.kube import Object
 from flk.observe.progress import Progress
 from flk.spec.units import timestamp
 from flk_runtime.contract.record import ArchivedRecord, JobRecord
+from flk_runtime.contract.values import dataclass, field
 
 LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from flk.spec.units import timestamp
 from flk_runtime.contract import log_format
 from flk_runtime.contract.log_format import MetricsLine
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid, thinned
+from flk_runtime.contract.values import dataclass
 
 _METRICS: Final = re.compile(
     r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, MissingApiError
@@ -19,6 +18,7 @@ from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.observation import involved
 from flk.observe.pods import one_line
+from flk_runtime.contract.values import dataclass, field, replace
 
 KEPT: Final = 5.0  # seconds for which lists count while jobs are followed
 # Reasons of events that every job and every pod has and no cause reads: they are most of all events.

@@ -6,7 +6,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB, WORKERS
+from flk_runtime.contract.values import dataclass, replace
 
 _MOST_RANKS: Final = 1_000_000
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -44,9 +44,9 @@ CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its co
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
 # Reasons of events about services that could not be created, of the training operator and of JobSet.
 SERVICE_REFUSED: Final = ("FailedCreateService", "HeadlessServiceCreationFailed")
-WAITS: Final = re.compile(r"pods have joined; waiting for pods? (?P<pod>\d+)|waiting for the launcher of pod 0 at ")
-_POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
-_EXITED: Final = re.compile(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)")  # the operator's event ExitedWithCode
+WAITS: Final = r"pods have joined; waiting for pods? (?P<pod>\d+)|waiting for the launcher of pod 0 at "
+_POD_NAME: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_EXITED: Final = r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)"  # the operator's event ExitedWithCode
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,9 @@ class JobView:
         """
         found = {}
         for event in self.job_events:
-            match = _EXITED.search(str(event.get("message", ""))) if event.get("reason") == "ExitedWithCode" else None
+            match = (
+                re.search(_EXITED, str(event.get("message", ""))) if event.get("reason") == "ExitedWithCode" else None
+            )
             if match and int(match[2]) >= FIRST_SIGNAL:
                 item = Evidence(f"event of {self.subject}", str(event.get("message")), time=event_time(event))
                 lives = self._lives_in_events(match[1])
@@ -380,7 +382,7 @@ class JobView:
     @property
     def launchers_wait(self) -> bool:
         """Whether the launcher of a pod says that it waits for others."""
-        return any(lines and WAITS.search(lines[-1]) for lines in self.seen.logs.values())
+        return any(lines and re.search(WAITS, lines[-1]) for lines in self.seen.logs.values())
 
     @property
     def awaits_controller(self) -> bool:
@@ -504,7 +506,7 @@ class JobView:
         """Return the last event that says why a pod was not created, by the pod's name."""
         refused = {}
         for event in self._refused:
-            for name in _POD_NAME.findall(str(event.get("message", ""))):
+            for name in re.findall(_POD_NAME, str(event.get("message", ""))):
                 refused[name] = refused[self.target.base_name(name)] = event
         return refused
 

@@ -5,14 +5,13 @@ Colours are variables of the page's style sheet, so that a chart follows the pag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from flk.report.model import Report
-from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import TIME_CAUSES
 from flk_runtime.contract.telemetry import Sample
+from flk_runtime.contract.values import dataclass
 
 Spec = dict[str, Any]
 
@@ -21,7 +20,6 @@ ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
 # What happened in an attempt, with the shape of its mark.
-MARKS: Final = {"hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
 
 
@@ -99,49 +97,25 @@ def _attempts(report: Report) -> Chart | None:
         return None
     told = {str(row["outcome"]) for row in rows}
     outcomes = [each for each in OUTCOMES if each in told]
-    found = _marks(report, {str(row["attempt"]) for row in rows})
-    shown = [each for each in MARKS if any(row["what"] == each for row in found)] or list(MARKS)
-    x = {"type": "temporal", "title": None, "scale": {"type": "utc"}, "axis": {"format": _clock(rows)}}
-    y = {"field": "attempt", "type": "nominal", "title": None, "sort": None}
-    bars = {
+    spec = {
+        "data": {"values": rows},
+        "height": {"step": ROW},
         "mark": {"type": "bar", "height": {"band": 0.6}, "minBandSize": 3, "cornerRadius": 2},
         "encoding": {
-            "x": {"field": "from", **x},
+            "x": {
+                "field": "from",
+                "type": "temporal",
+                "title": None,
+                "scale": {"type": "utc"},
+                "axis": {"format": _clock(rows)},
+            },
             "x2": {"field": "to"},
-            "y": y,
+            "y": {"field": "attempt", "type": "nominal", "title": None, "sort": None},
             "color": _colours("outcome", outcomes, [f"var(--outcome-{each})" for each in outcomes]),
             "tooltip": [{"field": name} for name in ("attempt", "outcome", "cause")],
         },
     }
-    marks = {
-        "data": {"values": found},
-        "mark": {"type": "point", "filled": True, "fill": "var(--ink)", "stroke": "var(--page)", "strokeWidth": 0.75},
-        "encoding": {
-            "x": {"field": "time", **x},
-            "y": y,
-            "shape": {
-                "field": "what",
-                "type": "nominal",
-                "scale": {"domain": shown, "range": [MARKS[each] for each in shown]},
-                "legend": {**_legend(shown), "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
-            },
-            "size": {"value": 60},
-            "opacity": {"value": 1},
-            "tooltip": [{"field": name} for name in ("attempt", "what", "step")],
-        },
-    }
-    spec = {"data": {"values": rows}, "height": {"step": ROW}, "layer": [bars, marks] if found else [bars]}
-    return Chart("attempts", "Attempts over time", _told("attempts and hangs over time", report), spec)
-
-
-def _marks(report: Report, attempts: Set[str]) -> list[dict[str, Any]]:
-    """Return the hangs of these attempts."""
-    rows: list[dict[str, Any]] = []
-    for each in report.state.attempts:
-        if each.failure and each.failure.kind is Kind.HANG:
-            at, step = each.failure.time * 1000, each.failure.step
-            rows.append({"attempt": f"attempt {each.number}", "time": at, "what": "hang", "step": step})
-    return [row for row in rows if row["attempt"] in attempts]
+    return Chart("attempts", "Attempts over time", _told("attempts over time", report), spec)
 
 
 def _ranks(report: Report) -> Chart | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from flk.health import Diagnosis
 from flk.jobs.state import State
 from flk.observe.model import PodState
 from flk_runtime.contract.telemetry import Telemetry
+from flk_runtime.contract.values import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,9 @@ class StrictModel(_Model):
     """Base of the job and its parts: immutable, without unknown keys and without conversions between types."""
 
     # Strict: a number in quotes is text. An error that names the field is better than a guess.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
+    # Built when it is used first: a job builds its parts with it, and needs none of them by itself. So their defaults
+    # are made by model_construct.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False, defer_build=True)
 
 
 class OrText:
@@ -176,9 +178,13 @@ def _effect(value: str) -> str:
     return value
 
 
+RUNTIME: Final = "runtime"
+IN_IMAGE: Final = (False, RUNTIME)  # values of ``ship`` of a job whose code is in the image
+
+
 def _ship(value: Any) -> Any:
-    if not isinstance(value, bool | list):
-        raise ValueError(f"must be true, false or a list of patterns (is {value!r})")
+    if not isinstance(value, bool | list) and value != RUNTIME:
+        raise ValueError(f"must be true, false, {RUNTIME} or a list of patterns (is {value!r})")
     return value
 
 
@@ -232,7 +238,7 @@ CodeFile = Annotated[str, AfterValidator(names.requirements_path)]
 Arguments = Annotated[str, AfterValidator(_arguments)]
 ShellCommand = Annotated[str, AfterValidator(_shell_command)]
 Modules = Annotated[str, AfterValidator(_modules)]
-Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
+Ship = Annotated[bool | str | list[Text], BeforeValidator(_ship)]
 
 
 class Checkpoint(StrictModel):

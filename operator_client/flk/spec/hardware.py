@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from flk_runtime.contract.values import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ The forms are rows of a table, ``SOURCES``. Checks, schemas, manifests and help 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.spec import names
+from flk_runtime.contract.values import dataclass
 
 READ_ONLY: Final = ":ro"
 
@@ -27,7 +28,7 @@ class Source:
 
 def _export(name: str) -> str:
     server, slash, path = name.partition("/")
-    if not names.SUBDOMAIN.fullmatch(server):
+    if not re.fullmatch(names.SUBDOMAIN, server):
         raise ValueError(f"must begin with the name or address of a server (is {name!r})")
     return f"{server}{names.folder(slash + path)}"
 

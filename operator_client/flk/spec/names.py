@@ -25,19 +25,18 @@ TEXT_LIMIT: Final = 120_000  # bytes; Linux takes 128 KiB, of a variable togethe
 _SUFFIX_LENGTH: Final = 5  # random characters at the end of a default name
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and no letters that look alike
 
-DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
-VARIABLE: Final = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]*", re.ASCII)
-DATA_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+", re.ASCII)
-_BUCKET: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]", re.ASCII)
-S3_ADDRESS: Final = re.compile(rf"s3://{_BUCKET.pattern}(/[-A-Za-z0-9_.=]+)*/*", re.ASCII)
+DNS_1035: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+QUALIFIED: Final = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+VARIABLE: Final = r"[A-Za-z_][-A-Za-z0-9_.]*"
+DATA_KEY: Final = r"[-._a-zA-Z0-9]+"
+_BUCKET: Final = r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]"
+S3_ADDRESS: Final = rf"s3://{_BUCKET}(/[-A-Za-z0-9_.=]+)*/*"
 _DOMAIN_PART: Final = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _PATH_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-IMAGE: Final = re.compile(
+IMAGE: Final = (
     rf"(?:{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*(?::[0-9]+)?/)?{_PATH_PART}(?:/{_PATH_PART})*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?",
-    re.ASCII,
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?"
 )
 OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
 _KUEUE: Final = "kueue.x-k8s.io/"
@@ -46,13 +45,14 @@ DEFAULT_TARGET: Final = "pytorchjob"
 # PyTorch's own image, which every cluster with a way to Docker Hub can pull, and which runs without GPUs too. A release
 # that publishes flk's own images names one of them here.
 DEFAULT_IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+IMAGE_ARCHITECTURE: Final = {"kubernetes.io/arch": "amd64"}  # the only one of the default image, as nodes' label
 NO_GANG: Final = "none"
 # What a job can become, and the text that each target puts between the name of the job and the index of a pod.
 TARGETS: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
-_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODULE: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 # Two packages in place of one.
-_TWO_NAMES: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\[[^]]*\])?\s+[A-Za-z0-9].*")
+_TWO_NAMES: Final = r"[A-Za-z0-9][\w.-]*(\[[^]]*\])?\s+[A-Za-z0-9].*"
 STRENGTHS: Final = ("required", "preferred")
 
 
@@ -70,7 +70,7 @@ def job_name(name: str, replicas: int, target: str = DEFAULT_TARGET) -> str:
     """Check the name of a job. The names of its pods and Services must not be too long either."""
     if not name:
         raise ValueError("must not be empty")
-    if not DNS_1035.fullmatch(name):
+    if not re.fullmatch(DNS_1035, name):
         raise ValueError(
             f"must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is {name!r})"
         )
@@ -95,14 +95,14 @@ def default_name(command: list[str], replicas: int, target: str = DEFAULT_TARGET
 
 def namespace(name: str) -> str:
     """Check the name of a namespace."""
-    if len(name) > LABEL_LIMIT or "." in name or not SUBDOMAIN.fullmatch(name):
+    if len(name) > LABEL_LIMIT or "." in name or not re.fullmatch(SUBDOMAIN, name):
         raise ValueError(f"must be at most {LABEL_LIMIT} lower-case letters, digits and '-' (is {name!r})")
     return name
 
 
 def object_name(name: str) -> str:
     """Check the name of a PersistentVolumeClaim, a Secret or another object."""
-    if len(name) > SUBDOMAIN_LIMIT or not SUBDOMAIN.fullmatch(name):
+    if len(name) > SUBDOMAIN_LIMIT or not re.fullmatch(SUBDOMAIN, name):
         raise ValueError(
             f"must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is {name!r})"
         )
@@ -111,7 +111,7 @@ def object_name(name: str) -> str:
 
 def data_key(key: str) -> str:
     """Check a key in the data of a Secret."""
-    if len(key) > SUBDOMAIN_LIMIT or not DATA_KEY.fullmatch(key) or key == "." or key.startswith(".."):
+    if len(key) > SUBDOMAIN_LIMIT or not re.fullmatch(DATA_KEY, key) or key == "." or key.startswith(".."):
         raise ValueError(f"must be letters, digits, '-', '_' and '.' (is {key!r})")
     return key
 
@@ -136,9 +136,9 @@ def own_key(key: str) -> str:
 def label_key(key: str) -> str:
     """Check the key of a label, with or without a prefix: ``pool``, ``example.com/pool``."""
     prefix, slash, name = key.rpartition("/")
-    if slash and (len(prefix) > SUBDOMAIN_LIMIT or not SUBDOMAIN.fullmatch(prefix)):
+    if slash and (len(prefix) > SUBDOMAIN_LIMIT or not re.fullmatch(SUBDOMAIN, prefix)):
         raise ValueError(f"its prefix must be a domain, like example.com/pool (is {key!r})")
-    if len(name) > LABEL_LIMIT or not QUALIFIED.fullmatch(name):
+    if len(name) > LABEL_LIMIT or not re.fullmatch(QUALIFIED, name):
         raise ValueError(
             f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
             f"and start and end with a letter or digit (is {key!r})"
@@ -148,7 +148,7 @@ def label_key(key: str) -> str:
 
 def label_value(value: str) -> str:
     """Check the value of a label, which may be empty."""
-    if value and (len(value) > LABEL_LIMIT or not QUALIFIED.fullmatch(value)):
+    if value and (len(value) > LABEL_LIMIT or not re.fullmatch(QUALIFIED, value)):
         raise ValueError(
             f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
             f"and start and end with a letter or digit (is {value!r})"
@@ -163,7 +163,7 @@ def queue(name: str) -> str:
 
 def variable(name: str) -> str:
     """Check the name of an environment variable, which must not be one that flk or the operator sets."""
-    if not VARIABLE.fullmatch(name):
+    if not re.fullmatch(VARIABLE, name):
         raise ValueError(f"must be letters, digits, '_', '-' and '.', and not start with a digit (is {name!r})")
     if user_env.is_reserved(name):
         if name.startswith("FLK_"):
@@ -191,7 +191,7 @@ def text(value: str) -> str:
 
 def image(reference: str) -> str:
     """Check the reference of a container image: ``[host[:port]/]path[:tag][@digest]``."""
-    if len(reference) > 512 or not IMAGE.fullmatch(reference):
+    if len(reference) > 512 or not re.fullmatch(IMAGE, reference):
         raise ValueError(
             f"must be an image like team/train:1.2, with a lower-case path and no spaces (is {reference!r})"
         )
@@ -200,14 +200,14 @@ def image(reference: str) -> str:
 
 def module(name: str) -> str:
     """Check the name of a Python module: ``train``, ``package.train``."""
-    if not _MODULE.fullmatch(name):
+    if not re.fullmatch(_MODULE, name):
         raise ValueError(f"must be the name of a module, like package.train (is {name!r})")
     return name
 
 
 def s3_address(address: str) -> str:
     """Return an address ``s3://BUCKET/PREFIX`` without a slash at its end. Raises ValueError for anything else."""
-    if not S3_ADDRESS.fullmatch(address) or {".", ".."} & {*address.split("/")}:
+    if not re.fullmatch(S3_ADDRESS, address) or {".", ".."} & {*address.split("/")}:
         raise ValueError(
             "must be s3://BUCKET/PREFIX, where the prefix is names of letters, digits, '-', '_', '.' and '=' "
             f"(is {address!r})"
@@ -251,7 +251,7 @@ def package(word: str) -> str:
         raise ValueError(f"must be a package for pip, like torchmetrics>=1.4 (is {word!r})")
     if word.startswith("-"):
         raise ValueError(f"must be a package for pip; options like {word!r} go into a file of --requirements")
-    if _TWO_NAMES.fullmatch(word):
+    if re.fullmatch(_TWO_NAMES, word):
         raise ValueError(f"must be one package each time (is {word!r})")
     return word
 

@@ -6,10 +6,11 @@ A row stands in the annotation of its field (`flk.spec.table`, `flk.spec.parts`)
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from flk_runtime.contract.values import dataclass, field
 from flk_runtime.contract.variable import Variable
 
 
@@ -86,6 +87,7 @@ def rows(model: Any, above: tuple[str, ...] = ()) -> Iterator[Row]:
                     yield from rows(part, path)
 
 
+@functools.cache
 def _default(model: Any, name: str) -> str:
     """Return the default of a field as a job file has it: a duration with its units."""
     default = model.model_fields[name].default

@@ -111,7 +111,7 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.mistakes.append(UsageError("--ship and --no-ship exclude each other"))
     if flags["no_ship"]:
         overlay.set(["ship"], False, "--no-ship")
-    elif flags["ship"] and isinstance(fields.get("ship"), bool):
+    elif flags["ship"] and not isinstance(fields.get("ship", []), list):
         del fields["ship"]
     for row in rows(Job):
         if row.option.metavar and flags[row.name] is not None:

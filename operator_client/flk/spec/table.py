@@ -152,7 +152,7 @@ class JobOptions(StrictModel):
         )
     )
     resources: Annotated[Resources, Option(example="{cpu: 2, memory: 4Gi, gpu: 0, shm: 1Gi}")] = Field(
-        default=Resources(), description="what each pod requests"
+        default=Resources.model_construct(), description="what each pod requests"
     )
     strategy: Annotated[
         Strategy,
@@ -334,7 +334,7 @@ class JobOptions(StrictModel):
         Option("VOLUME", Form.LIST, ("--volume",), "[my-data:/data]"),
     ] = Field(default_factory=list, description=f"what to mount: {mounts.FORMS}")
     nodes: Annotated[Nodes, Option(example="{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}")] = (
-        Field(default=Nodes(), description="which nodes the pods may run on")
+        Field(default=Nodes.model_construct(), description="which nodes the pods may run on")
     )
     pods: Annotated[
         PodSettings | None,
@@ -371,4 +371,8 @@ class JobOptions(StrictModel):
             Form.LIST,
             example="[config/*.yaml]",
         ),
-    ] = Field(default=True, description="patterns of more files to ship with the code; false: the code is in the image")
+    ] = Field(
+        default=True,
+        description="patterns of more files to ship with the code; false: the code and flk_runtime are in the image; "
+        "runtime: only the code is",
+    )

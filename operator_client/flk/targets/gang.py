@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flk.errors import UsageError
@@ -12,6 +11,7 @@ from flk.spec.names import NO_GANG, split_topology
 from flk.targets.model import MOST_PODS, Object
 from flk_runtime.contract import foreign
 from flk_runtime.contract.options import AUTO
+from flk_runtime.contract.values import dataclass, field
 
 if TYPE_CHECKING:
     from flk.spec.job import Job

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from flk.errors import UnreadableError
 from flk.spec import labels
 from flk_runtime.contract import foreign, pod_env, pod_layout
+from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
     from flk.spec.job import Job

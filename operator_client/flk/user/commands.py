@@ -5,7 +5,8 @@ from __future__ import annotations
 import os.path  # importing pathlib would add a fifth to the time of `flk --version`
 import shlex
 import sys
-from dataclasses import dataclass, field
+
+from flk_runtime.contract.values import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ _SEQUENCE: Final = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x
 # All other control characters but the tab, the marks that change the direction of writing, ends of lines of Unicode,
 # blanks without a width, and halves of characters, which cannot be written.
 _CONTROL: Final = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
-_ALL: Final = re.compile(f"{_SEQUENCE}|{_CONTROL}")
-_ALL_BUT_COLOURS: Final = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
+_ALL: Final = f"{_SEQUENCE}|{_CONTROL}"
+_ALL_BUT_COLOURS: Final = f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}"
 
 
 def printable(text: str, *, colour: bool = False) -> str:
@@ -26,9 +26,9 @@ def printable(text: str, *, colour: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     if colour:
-        kept = _ALL_BUT_COLOURS.sub(lambda match: match[1] or "", text)
+        kept = re.sub(_ALL_BUT_COLOURS, lambda match: match[1] or "", text)
         return kept + ("\x1b[0m" if "\x1b[" in kept else "")
-    return _ALL.sub("", text)
+    return re.sub(_ALL, "", text)
 
 
 def printable_lines(lines: Iterable[str]) -> str:

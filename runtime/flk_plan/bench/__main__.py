@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from flk_plan.automatic import run_plan
-from flk_plan.bench.cases import Cases, Ended
+from flk_plan.bench.cases import Cases
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.failure import ExitCode
 from flk_runtime.discovery import RankInfo, discover
@@ -58,13 +58,9 @@ class Benchmark:
     def _measure(self, strategy: str, number: int) -> dict[str, Any]:
         """Measure one strategy; the result is the slowest rank's result."""
         request = {"strategy": strategy, "steps": self._request["steps"]}
-        ended = self._cases.run(
-            "flk_plan.bench.script",
-            lambda path: [json.dumps(request | {"output": path}), *self._command],
-            {user_env.STRATEGY: strategy},
-        )
+        ended = self._cases.run(request, self._command, {user_env.STRATEGY: strategy})
         if ended.error:
-            self._say(f"{strategy}: {_with_output(ended)}")
+            self._say("\n".join([f"{strategy}: {ended.error}", *(f"    {line}" for line in ended.output[-8:])]))
             return {"error": ended.error}
         ranks = self._cases.gather(f"result-{strategy}-{number}", ended.result)
         seconds = max(each["seconds"] for each in ranks)
@@ -92,10 +88,6 @@ def strategies_of(info: RankInfo) -> tuple[str, ...]:
         return ("ddp",)
     has_two_levels = 1 < info.local_world_size < info.world_size == info.nodes * info.local_world_size
     return _FLAT + _HYBRID * has_two_levels
-
-
-def _with_output(ended: Ended) -> str:
-    return "\n".join([ended.error, *(f"    {line}" for line in ended.output[-8:])])
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 
+_MODULE: Final = "flk_plan.bench.script"
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 3.0  # seconds
 _OTHER: Final = "another rank failed"
@@ -48,17 +49,20 @@ class Cases:
         self._info, self._store, self._timeout = info, store, timeout
         self._number = 0
 
-    def run(self, module: str, arguments: Callable[[str], list[str]], variables: dict[str, str]) -> Ended:
-        """Run ``python -m module`` with these arguments, which name the file of the result. Collective."""
+    def run(self, request: dict[str, Any], command: list[str], variables: dict[str, str]) -> Ended:
+        """Run ``command``, a script, by `flk_plan.bench.script` with this request. Collective."""
         self._number += 1
-        port = self.shared(f"port-{self._number}", lambda: str(host.free_ports(1)[0]))
-        environment = trial.trial_environment() | variables | {"MASTER_PORT": port}
+        name = f"port-{self._number}"
+        if self._info.rank == 0:
+            self._store.set(name, str(host.free_ports(1)[0]))
+        self._store.wait([name], timedelta(seconds=self._timeout))
+        environment = trial.trial_environment() | variables | {"MASTER_PORT": self._store.get(name).decode()}
         failed = f"failed-{self._number}"
         with tempfile.TemporaryDirectory(prefix="flk-") as folder:
             result, output = Path(folder, "result.json"), Path(folder, "output")
             with output.open("wb") as sink:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments(str(result))],
+                    [sys.executable, "-m", _MODULE, json.dumps(request | {"output": str(result)}), *command],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
@@ -79,14 +83,6 @@ class Cases:
         if any(errors):
             return Ended(None, first_cause(errors), lines[-_LINES:])
         return Ended(found, "", lines)
-
-    def shared(self, name: str, value: Callable[[], str]) -> str:
-        """The result of ``value`` on rank 0, on all ranks. Collective."""
-        if self._info.rank == 0:
-            self._store.set(name, value())
-        self._store.wait([name], timedelta(seconds=self._timeout))
-        text: str = self._store.get(name).decode()
-        return text
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """The values of all ranks, on all ranks. Collective."""

@@ -10,11 +10,11 @@ import enum
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.values import dataclass, field, replace
 
 
 class ExitCode(enum.IntEnum):
@@ -300,10 +300,9 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
 }  # fmt: skip
 
-_SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
+_SOURCE_FILE = r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*"  # of torch, on the machine that built it
 _LINE_LIMIT = 300  # characters of a message in a line for people
 _COMPARED = 200  # characters of a message that are compared; histories keep 300
-_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and numbers
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -350,7 +349,13 @@ class Failure:
     def signature(self) -> tuple[object, ...]:
         """A value that is equal for the same failure. Process ids, ports and addresses in messages may differ."""
         values = [getattr(self, name) for name in self.kind.meaning.same]
-        return (self.kind, *(_VARYING.sub("#", each)[:_COMPARED] if isinstance(each, str) else each for each in values))
+        return (
+            self.kind,
+            *(
+                re.sub(r"0x[0-9a-fA-F]+|\d+", "#", each)[:_COMPARED] if isinstance(each, str) else each
+                for each in values
+            ),
+        )
 
     @property
     def summary(self) -> str:
@@ -360,7 +365,7 @@ class Failure:
             subject = f"rank {self.rank} in {subject}"
         if self.count > 1:
             subject = f"{subject} and {plural(self.count - 1, 'other rank')}"
-        first_line = _shortened(_SOURCE_FILE.sub("", self.message.splitlines()[0])) if self.message else ""
+        first_line = _shortened(re.sub(_SOURCE_FILE, "", self.message.splitlines()[0])) if self.message else ""
         if self.kind in (Kind.PREEMPTED, Kind.RESIZED) and self.node:
             subject = f"{subject} on {self.node}"
         if self.kind.meaning.message_is_predicate and first_line:
@@ -397,12 +402,10 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 _EXITED: Final = Kind.EXIT.meaning.predicate
 
-_TIMEOUT: Final = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
-
 
 def kind_of_loss(text: str) -> Kind:
     """The kind of a failure that is secondary: the connection broke, or by its text, the peer did not come in time."""
-    return Kind.TIMEOUT if _TIMEOUT.search(text) else Kind.CONNECTION
+    return Kind.TIMEOUT if re.search(r"(?i)tim(ed |e)out|Watchdog caught", text) else Kind.CONNECTION
 
 
 def kind_of_container(reason: str, exit_code: int | None, number: int | None) -> Kind:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.values import dataclass
 
 LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "

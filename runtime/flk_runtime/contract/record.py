@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.foreign import AtMost, Count, Pods, Processes, Seconds, Time
 from flk_runtime.contract.quantities import parse_ranges
+from flk_runtime.contract.values import asdict, dataclass, field, replace
 
 _KEPT_RECORD_LIMIT = 10_000  # bytes
 _FEW: Final = AtMost(1_000)  # a reader may make a row for each

@@ -17,33 +17,32 @@ REDACTED: Final = "***"
 _LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
 # Values of variables with such names that tell nobody anything, and that stand in other places too: among them the
 # special tokens of a vocabulary, such as <pad> and [CLS].
-_PLAIN: Final = re.compile(
+_PLAIN: Final = (
     r"(?i)true|false|none|null|auto|default|enabled|disabled|required|optional|[\d.]+|<[^\s<>]{1,20}>|\[[a-z]{1,10}\]"
 )
 # A word begins and ends where no letter is beside it, so that AUTHOR, SECRETARY and TOKENIZERS name no secrets.
-_WORDS: Final = re.compile(
+_WORDS: Final = (
     r"(?:passwords?|passwd|passphrase|secrets?|credentials?|token|oauth2?|(?<![a-z])auth|authorization)(?![a-z])"
     r"|(?:api|access|account|auth|encryption|private|secret|signing|ssh)[-_.]?keys?(?![a-z])"
     r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
 )
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+_ASSIGNMENT: Final = r"(?s)(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)"
 # The password in an address: scheme://user:password@host, or the token: scheme://token@host. A long text takes linear
 # time, however hostile it is.
-_IN_ADDRESS: Final = re.compile(r"(://(?:[^\s/:@]*:(?!x-oauth-basic@))?)([^\s/@]+)@")
-_IN_BYTES: Final = re.compile(_IN_ADDRESS.pattern.encode())
+_IN_ADDRESS: Final = r"(://(?:[^\s/:@]*:(?!x-oauth-basic@))?)([^\s/@]+)@"
+_IN_BYTES: Final = _IN_ADDRESS.encode()
 _TOKEN: Final = 16  # characters of a token in an address that is hidden wherever it stands: names of users are shorter
 _COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 
 
 def names_secret(name: str) -> bool:
     """Return whether the value of a variable or of an option with this name is taken for a secret."""
-    return bool(_WORDS.search(_HUMP.sub("_", name).lower()))
+    return bool(re.search(_WORDS, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
 
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether this value of a variable or of an option is taken for a secret."""
-    return names_secret(name) and not _PLAIN.fullmatch(value)
+    return names_secret(name) and not re.fullmatch(_PLAIN, value)
 
 
 def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
@@ -54,12 +53,12 @@ def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     values = [value for name, value in variables.items() if names_secret(name)]
     values += [secret for _, secret in in_command(words) if secret]
     values += [secret for name in _COMMANDS for secret in in_shell_command(variables.get(name, ""))]
-    for match in (match for text in (*variables.values(), *words) for match in _IN_ADDRESS.finditer(text)):
+    for match in (match for text in (*variables.values(), *words) for match in re.finditer(_IN_ADDRESS, text)):
         value = match[2] if match[1].endswith(":") else match[2].partition(":")[0]
         if match[1].endswith(":") or len(value) >= _TOKEN:
             values.append(value)
     lines = {line.strip() for value in values for line in value.splitlines()}
-    found = {line for line in lines if len(line) >= _LEAST and not _PLAIN.fullmatch(line)}
+    found = {line for line in lines if len(line) >= _LEAST and not re.fullmatch(_PLAIN, line)}
     return sorted(found, key=lambda value: (-len(value), value))
 
 
@@ -73,8 +72,8 @@ def hidden(text: AnyStr, secrets: Sequence[AnyStr]) -> AnyStr:
 def without_password(text: AnyStr) -> AnyStr:
     """Return a text, or its bytes, with ``***`` in place of the passwords and tokens in its addresses."""
     if isinstance(text, str):
-        return _IN_ADDRESS.sub(rf"\1{REDACTED}@", text)
-    return _IN_BYTES.sub(rf"\1{REDACTED}@".encode(), text)
+        return re.sub(_IN_ADDRESS, rf"\1{REDACTED}@", text)
+    return re.sub(_IN_BYTES, rf"\1{REDACTED}@".encode(), text)
 
 
 def hidden_in_shell_command(command: str) -> str:
@@ -100,7 +99,7 @@ def in_command(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """
     follows = False  # the word before is an option whose value is a secret
     for word in words:
-        assigned = _ASSIGNMENT.fullmatch(word)
+        assigned = re.fullmatch(_ASSIGNMENT, word)
         if assigned and names_secret(assigned["name"]):
             yield word, assigned["value"]
         else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from flk_runtime.contract.values import dataclass
 
 
 class Phase(str, enum.Enum):

@@ -12,12 +12,12 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.status import SIGNS, RankStatus
+from flk_runtime.contract.values import asdict, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

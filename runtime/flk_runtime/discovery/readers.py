@@ -89,23 +89,10 @@ def is_srun(environ: Environ) -> bool:
     return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _STEPS_WITHOUT_SRUN
 
 
-def is_set_by_hand(environ: Environ) -> bool:
-    """Whether torch.distributed's variables were set by hand, not by an operator in a pod."""
-    return "LOCAL_RANK" in environ or (
-        "PET_NODE_RANK" not in environ and ("RANK" in environ or "WORLD_SIZE" in environ)
-    )
-
-
-def is_pytorchjob(environ: Environ) -> bool:
-    """Whether this is a pod of a PyTorchJob without a launcher."""
-    return "PET_NODE_RANK" in environ and "RANK" in environ and "LOCAL_RANK" not in environ
-
-
-def is_trainjob(environ: Environ) -> bool:
-    """Whether this is a pod of a TrainJob without a launcher."""
-    return "PET_NODE_RANK" in environ and "RANK" not in environ and "LOCAL_RANK" not in environ
-
-
+_LOCAL, _POD, _RANK = frozenset({"LOCAL_RANK"}), frozenset({"PET_NODE_RANK"}), frozenset({"RANK"})
+_NOTHING: frozenset[str] = frozenset()
+# torch.distributed's variables were set by hand, not by an operator in a pod.
+_BY_HAND = ((_LOCAL, _NOTHING), (_RANK, _POD), (frozenset({"WORLD_SIZE"}), _POD))
 # From the innermost to the outermost: a launcher is started inside those below it. flk's sets torchrun's variables too.
 LAUNCHERS = (
     Launcher(
@@ -118,7 +105,7 @@ LAUNCHERS = (
     ),
     Launcher(  # by hand, or by a launcher like torchrun
         "env", "LOCAL_RANK", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
-        attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, recognise=is_set_by_hand,
+        attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, signs=_BY_HAND,
     ),
     Launcher(
         "horovod", "HOROVOD_RANK", read_numbers, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE",
@@ -140,10 +127,10 @@ LAUNCHERS = (
     ),
     Launcher(
         "pytorchjob", "PET_NODE_RANK", read_pod, "RANK", "", "WORLD_SIZE", "", node_rank="PET_NODE_RANK",
-        nodes="PET_NNODES", recognise=is_pytorchjob,
+        nodes="PET_NNODES", signs=((_POD | _RANK, _LOCAL),),
     ),
     Launcher(
         "trainer", "PET_NODE_RANK", read_pod, "PET_NODE_RANK", "", "PET_NNODES", "", node_rank="PET_NODE_RANK",
-        nodes="PET_NNODES", address="PET_MASTER_ADDR", port="PET_MASTER_PORT", recognise=is_trainjob,
+        nodes="PET_NNODES", address="PET_MASTER_ADDR", port="PET_MASTER_PORT", signs=((_POD, _RANK | _LOCAL),),
     ),
 )  # fmt: skip

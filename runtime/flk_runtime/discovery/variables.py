@@ -24,7 +24,7 @@ _FIRST_PORT, _PORTS = 15000, 10000
 class Launcher:
     """A launcher: the names of its variables (empty where it has none) and how they are read.
 
-    It is recognised by the variable ``marker``, or by the function ``recognise`` where one variable is not enough.
+    It is recognised by the variable ``marker``, or by ``signs`` or the function ``recognise`` where that is not enough.
     """
 
     name: str
@@ -46,10 +46,13 @@ class Launcher:
     start_id: tuple[str, ...] | None = None
     agent_store: bool = False  # whether it may host the ranks' store itself
     final: bool = False  # it sets its variables anew in each process, so variables of other launchers are ignored
+    signs: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()  # variables that are set while those others are not
     recognise: Callable[[Environ], bool] | None = None
 
     def is_present(self, environ: Environ) -> bool:
         """Whether this launcher has set its variables in ``environ``."""
+        if self.signs:
+            return any(present <= environ.keys() and absent.isdisjoint(environ) for present, absent in self.signs)
         return self.recognise(environ) if self.recognise else self.marker in environ
 
 

@@ -33,7 +33,7 @@ from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
 from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.processes.output import Output, redirected_stderr
-from flk_runtime.launcher.processes.preload import preload
+from flk_runtime.launcher.processes.preload import module_file, preload
 from flk_runtime.launcher.processes.ranks import Ranks, prepare_environment, resolve_python_path
 from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
@@ -78,14 +78,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _run(settings: Settings, wakeup: Wakeup) -> int:
     if settings.code:
         unpack(Path(settings.code), Path(settings.work), settings.code_hash)
-    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
-    if script and not script.is_file():
-        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     resolve_python_path(settings.work, os.environ)
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
         Preparation(settings, wakeup).run()
+    # Once the setup command has run, which may fetch the script.
+    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
+    if script and not script.is_file():
+        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
@@ -192,7 +193,13 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
+            preload(
+                script,
+                settings.preload,
+                user_env.STRATEGY.read(os.environ),
+                makes_steps=settings.makes_steps,
+                module=None if script else module_file(settings.command[1], settings.work),
+            )
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
     except ImportError as error:

@@ -18,7 +18,7 @@ from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import adopt_optimizer
-from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, parallelize
+from flk_runtime.parallel.strategies import STRATEGIES, parallelize
 
 __all__ = [
     "STRATEGIES",
@@ -28,7 +28,6 @@ __all__ = [
     "ParallelOptions",
     "Precision",
     "adopt_optimizer",
-    "choose_strategy",
     "find_blocks",
     "local",
     "parallelize",

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -47,6 +48,17 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
         # without a word. It compiles the same frame beneath one of another package.
         module.forward = functools.partial(_plain_forward, module)
     module.compile(**options)
+
+
+def check_compiles(given: bool | str | Mapping[str, Any]) -> None:
+    """Raise SetupError if torch refuses to compile for ``given``, as in a Python that is newer than this torch."""
+    try:
+        torch.compile(_plain_forward, **_options(given))  # compiles nothing before the first call
+    except RuntimeError as error:
+        raise SetupError(
+            f"compile= cannot be used: torch {torch.__version__} says {error}; leave compile= out, or use an image "
+            "with a torch and a Python that go together"
+        ) from None
 
 
 def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:

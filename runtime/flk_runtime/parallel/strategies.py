@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,12 +12,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
+    check_compiles,
     check_recomputed,
     compile_module,
     recompute_activations,
@@ -54,16 +53,6 @@ STRATEGIES = {
 }
 
 
-def choose_strategy(strategy: str | None) -> str:
-    """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
-    name = strategy or user_env.STRATEGY.read(os.environ)
-    try:
-        return parse_strategy(name)
-    except ValueError as error:
-        source = "" if strategy else f" (from {user_env.STRATEGY})"
-        raise SetupError(f"{error}{source}") from None
-
-
 def parallelize(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
@@ -95,6 +84,8 @@ def parallelize(
     if options.recompute and not blocks:
         raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
     check_recomputed(recomputed, options.compile)
+    if options.compile:
+        check_compiles(options.compile)
 
     def apply() -> ParallelModel:
         for each in recomputed:

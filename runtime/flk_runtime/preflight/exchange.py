@@ -34,7 +34,7 @@ def exchange_reports(store: Any, own: RankReport, timeout: float, started: float
     """
     # A rank that reaches the store just before the deadline must still hear from rank 0, which may join as late.
     deadline = max(started + timeout, time.monotonic() + min(timeout, _GRACE))
-    store.append("roster", own.dump() + "\n")
+    store.append("roster", json.dumps(list(vars(own).values()), separators=(",", ":")) + "\n")
     joined = store.add("joined", 1)
     if own.rank == 0 and store.add("leader", 1) == 1:
         store.set("leader is there", "")
@@ -64,7 +64,7 @@ def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> list[
             next_comparison = time.monotonic() + _COMPARE_EVERY
     reports = _roster(store)
     faults = compare(reports)
-    absent = "" if faults else missing(reports)
+    absent = missing(reports) if len(reports) < own.world_size and not faults else ""
     if absent:
         faults.append(
             f"{absent} did not join within {timeout:g} s, {len(reports)} joined: read their logs, and check that they "
@@ -72,7 +72,8 @@ def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> list[
             "FLK_PREFLIGHT_TIMEOUT"
         )
     store.set("result", json.dumps([faults, bool(absent), len(reports)]))
-    _raise(store, faults, bool(absent), len(reports))
+    if faults:
+        _raise(store, faults, bool(absent), len(reports))
     return reports
 
 
@@ -94,17 +95,16 @@ def _follow(store: Any, own: RankReport, timeout: float, deadline: float) -> int
         raise RendezvousError(
             f"{me}: rank 0 gave no result of the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
         ) from error
-    _raise(store, faults, may_pass, compared)
+    if faults:
+        _raise(store, faults, may_pass, compared)
     return int(compared)
 
 
 def _raise(store: Any, faults: Sequence[str], may_pass: bool, ranks: int) -> None:
-    """Raise the ``faults``, if there are any, once all ranks have read them.
+    """Raise the ``faults`` once all ranks have read them.
 
     The first rank that ends may end the store and all other ranks.
     """
-    if not faults:
-        return
     with contextlib.suppress(RuntimeError):
         if store.add("read", 1) >= ranks:
             store.set("all read", "")
@@ -125,7 +125,8 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
 
 def _roster(store: Any) -> list[RankReport]:
     """The reports of the ranks that have joined."""
-    return [RankReport.load(line) for line in store.get("roster").splitlines()] if store.check(["roster"]) else []
+    lines = store.get("roster").splitlines() if store.check(["roster"]) else []
+    return [RankReport(*json.loads(line)) for line in lines]
 
 
 class Waiting:

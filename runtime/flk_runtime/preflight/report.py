@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -32,15 +31,6 @@ class RankReport:
     strategy: str = ""
     seed: int = 0
     device: str = ""
-
-    def dump(self) -> str:
-        """The report as one line of JSON."""
-        return json.dumps(list(vars(self).values()), separators=(",", ":"))
-
-    @classmethod
-    def load(cls, line: str | bytes) -> RankReport:
-        """The report in a line that `dump` made."""
-        return cls(*json.loads(line))
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -14,10 +14,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.status import Phase as Phase
+
+_Number = TypeVar("_Number", int, float)
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
@@ -33,30 +35,22 @@ _PLACES: Final = {phase: place for place, phase in enumerate(_PHASES)}
 _LEFT_BY_A_STEP: Final = (_PLACES[Phase.FIRST_STEP], _PLACES[Phase.EVALUATING])
 
 
-class _Int:
-    """A field of ProgressPage: a signed integer of 64 bits."""
+class _Field(Generic[_Number]):
+    """A field of ProgressPage: a signed integer or a floating point number of 64 bits, in one of its two views."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, view: str, index: int) -> None:
+        self._view, self._index = view, index
 
-    def __get__(self, page: ProgressPage, owner: type) -> int:
-        return page._ints[self._index]
+    def __get__(self, page: ProgressPage, owner: type) -> _Number:
+        number: _Number = getattr(page, self._view)[self._index]
+        return number
 
-    def __set__(self, page: ProgressPage, value: int) -> None:
-        page._ints[self._index] = value
+    def __set__(self, page: ProgressPage, value: _Number) -> None:
+        getattr(page, self._view)[self._index] = value
 
 
-class _Float:
-    """A field of ProgressPage: a floating point number of 64 bits."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def __get__(self, page: ProgressPage, owner: type) -> float:
-        return page._floats[self._index]
-
-    def __set__(self, page: ProgressPage, value: float) -> None:
-        page._floats[self._index] = value
+_int: Final = functools.partial(_Field[int], "_ints")
+_float: Final = functools.partial(_Field[float], "_floats")
 
 
 class _PhaseField:
@@ -79,30 +73,30 @@ class ProgressPage:
 
     # The rank writes these.
     phase = _PhaseField()
-    phase_time = _Float(18)  # when the rank came into its phase
-    step = _Int(_STEP)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
-    step_time = _Float(_STEP_TIME)  # when the latest step was done; 0: no step in this attempt
-    step_seconds = _Float(_STEP_SECONDS)  # of a step, as an exponentially weighted mean; 0: fewer than two steps
-    heartbeat_time = _Float(4)  # of the latest call of `heartbeat`; 0: none
-    saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
-    stored = _Int(19)  # step of the latest one of them in storage; -1: none
-    boundary = _Int(_BOUNDARY)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
-    waiting = _Int(_WAITING)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
-    restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
-    restored_from = _Int(15)  # index in SOURCES
-    first_step = _Int(16)  # the first step done in this attempt; -1: none
-    first_step_time = _Float(17)  # when it was done
-    data_wait = _Float(30)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
-    grouped = _Int(29)  # 1: it has opened a process group; -1: it has ended without one; 0: not known
+    phase_time = _float(18)  # when the rank came into its phase
+    step = _int(_STEP)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
+    step_time = _float(_STEP_TIME)  # when the latest step was done; 0: no step in this attempt
+    step_seconds = _float(_STEP_SECONDS)  # of a step, as an exponentially weighted mean; 0: fewer than two steps
+    heartbeat_time = _float(4)  # of the latest call of `heartbeat`; 0: none
+    saved = _int(5)  # step of the latest checkpoint that this rank took part in; -1: none
+    stored = _int(19)  # step of the latest one of them in storage; -1: none
+    boundary = _int(_BOUNDARY)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
+    waiting = _int(_WAITING)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
+    restored = _int(14)  # the step after which this attempt's training began; -1: not known yet
+    restored_from = _int(15)  # index in SOURCES
+    first_step = _int(16)  # the first step done in this attempt; -1: none
+    first_step_time = _float(17)  # when it was done
+    data_wait = _float(30)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
+    grouped = _int(29)  # 1: it has opened a process group; -1: it has ended without one; 0: not known
     # The rank's observer writes these, a few times a second.
-    samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
-    pending_samples = _Int(11)  # how often one had not
-    untold = _Int(28)  # 1: it takes no samples, since torch does not tell which collectives have begun
-    pending = _Int(12)  # 1: one had not when it looked last
-    collective_time = _Float(13)  # when a collective was last seen to begin or end; 0: none yet
+    samples = _int(10)  # how often it has looked whether a collective of this rank has not ended
+    pending_samples = _int(11)  # how often one had not
+    untold = _int(28)  # 1: it takes no samples, since torch does not tell which collectives have begun
+    pending = _int(12)  # 1: one had not when it looked last
+    collective_time = _float(13)  # when a collective was last seen to begin or end; 0: none yet
     # The launcher writes these.
-    hold = _Int(_HOLD)  # 1: wait at the next step boundary
-    target = _Int(_TARGET)  # the step after which all ranks save and end; -1: not known yet
+    hold = _int(_HOLD)  # 1: wait at the next step boundary
+    target = _int(_TARGET)  # the step after which all ranks save and end; -1: not known yet
 
     launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
@@ -111,9 +105,12 @@ class ProgressPage:
     counts_optimizers = False
     """Whether steps of optimizers count in a script with a run of flk too, because `flk.restore` restores its state."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, *, is_new: bool) -> None:
         self._ints = memoryview(memory).cast("q")
         self._floats = memoryview(memory).cast("d")
+        if is_new:
+            self.step = self.saved = self.stored = self.boundary = self.target = self.restored = self.first_step = -1
+            self.phase_time, self.data_wait = time.monotonic(), -1.0
 
     @classmethod
     def create(cls, path: Path) -> ProgressPage:
@@ -121,22 +118,19 @@ class ProgressPage:
         with open(path, "w+b") as file:
             file.write(bytes(_SIZE))  # not truncate: a write to a hole of a full file system would kill the rank
             file.flush()
-            page = cls(mmap.mmap(file.fileno(), _SIZE))
-        page._clear()
-        return page
+            return cls(mmap.mmap(file.fileno(), _SIZE), is_new=True)
 
     @classmethod
     def open(cls, path: str) -> ProgressPage:
         """Map a file that `create` has made. Raises OSError if it does not exist, ValueError if it is too short."""
         with open(path, "r+b") as file:
-            return cls(mmap.mmap(file.fileno(), _SIZE))
+            return cls(mmap.mmap(file.fileno(), _SIZE), is_new=False)
 
     @classmethod
     def private(cls) -> ProgressPage:
         """A page that no launcher reads."""
-        page = cls(mmap.mmap(-1, _SIZE))
+        page = cls(mmap.mmap(-1, _SIZE), is_new=True)
         page.launched = False
-        page._clear()
         return page
 
     def record_step(self, step: int) -> None:
@@ -200,10 +194,6 @@ class ProgressPage:
         ints = self._ints
         ints[_BOUNDARY] = -1
         return 0 <= ints[_TARGET] <= step
-
-    def _clear(self) -> None:
-        self.step = self.saved = self.stored = self.boundary = self.target = self.restored = self.first_step = -1
-        self.phase_time, self.data_wait = time.monotonic(), -1.0
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Device of a rank, its identity, and the backends of its process group. Needs torch."""
+"""Device of a rank. Needs torch."""
 
 from __future__ import annotations
 
@@ -80,11 +80,3 @@ def _why_unusable() -> str:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
     return f"torch {torch.__version__} can use none ({reason}): use an image whose build of torch fits the driver"
-
-
-def backend(device: torch.device) -> str:
-    """The backends of a process group for this device.
-
-    With NCCL there is also gloo, for tensors on the CPU: states of random generators.
-    """
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+# NumPy is taken from sys.modules: a script that has not imported it has no state of it.
 _UINT32 = "I"  # of array.array
 _SCRIPT_SEEDS = 1 << 32  # torch begins each process with 64 random bits; a script seeds with a smaller number
 
@@ -54,7 +55,7 @@ def get_state() -> dict[str, Any]:
         "python": [version, array.array(_UINT32, internal).tobytes().hex(), gauss],
         "torch": to_hex(torch.get_rng_state()),
     }
-    if numpy := _numpy():
+    if numpy := sys.modules.get("numpy"):
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [str(name), keys.tobytes().hex(), int(position), int(has_gauss), float(cached)]
     if torch.cuda.is_available():
@@ -67,7 +68,7 @@ def set_state(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(array.array(_UINT32, bytes.fromhex(internal))), gauss))
     torch.set_rng_state(from_hex(state["torch"]))
-    if "numpy" in state and (numpy := _numpy()):
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
         name, keys, position, has_gauss, cached = state["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(bytes.fromhex(keys), numpy.uint32), position, has_gauss, cached))
     if "cuda" in state and torch.cuda.is_available():
@@ -102,20 +103,20 @@ class OwnNumbers:
 def seed_cpu(seed: int) -> None:
     """Seed the global generators on the CPU. Unlike `seed_all`, it works in a worker of DataLoader too."""
     random.seed(seed)
-    if numpy := _numpy():
+    if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % (1 << 32))
     torch.default_generator.manual_seed(seed)
 
 
 def _cpu_state() -> tuple[Any, ...]:
-    numpy = _numpy()
+    numpy = sys.modules.get("numpy")
     return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
 
 
 def _set_cpu_state(state: tuple[Any, ...]) -> None:
     random.setstate(state[0])
     torch.set_rng_state(state[1])
-    if state[2] and (numpy := _numpy()):
+    if state[2] and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(state[2])
 
 
@@ -128,8 +129,3 @@ def to_hex(state: torch.Tensor) -> str:
 def from_hex(digits: str) -> torch.Tensor:
     """The state that `to_hex` was given."""
     return torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
-
-
-def _numpy() -> Any:
-    # A script that has not imported NumPy has no state of it.
-    return sys.modules.get("numpy")

@@ -23,6 +23,9 @@ class RunContext:
     rank_info: RankInfo
     rank: int
     world_size: int
+    full_world_size: int  # of an elastic job with all its pods
+    worker: int  # the number of this rank's worker; 0 where there is one
+    workers: int  # of them, each a process group; 1 but for a strategy over several
     page: ProgressPage
     lines: Lines
     closing: list[Callable[[], None]] = field(default_factory=list)
@@ -34,22 +37,9 @@ class RunContext:
         page = progress.own_page()
         page.phase = Phase.TRAINING
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        return cls(options, rank_info, rank, world_size, page, Lines(rank, world_size))
-
-    @property
-    def worker(self) -> int:
-        """The number of this rank's worker; 0 where there is one."""
-        return self.options.outer.worker if self.options.outer else 0
-
-    @property
-    def workers(self) -> int:
-        """The number of workers, each a process group; 1 but for a strategy over several."""
-        return self.options.outer.workers if self.options.outer else 1
-
-    @property
-    def full_world_size(self) -> int:
-        """The number of ranks of an elastic job with all its pods."""
-        return max(self.rank_info.full_world_size, self.world_size)
+        full = max(rank_info.full_world_size, world_size)
+        worker, workers = (options.outer.worker, options.outer.workers) if options.outer else (0, 1)
+        return cls(options, rank_info, rank, world_size, full, worker, workers, page, Lines(rank, world_size))
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""

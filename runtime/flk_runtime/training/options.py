@@ -9,11 +9,11 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.options import check_interval
+from flk_runtime.contract.foreign import LARGEST
+from flk_runtime.contract.options import MOST_STEPS, parse_strategy
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
-from flk_runtime.parallel import choose_strategy
 from flk_runtime.system import device as devices
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
@@ -64,13 +64,14 @@ class RunOptions:
             seed=count("seed", given.get("seed"), user_env.SEED),
             has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
             checkpoint=folder,
-            save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
-            store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
-            keep=count("keep", given.get("keep"), user_env.KEEP, 1),
+            save_every=count("save_every", given.get("save_every"), user_env.SAVE_EVERY, MOST_STEPS),
+            store_every=count("store_every", given.get("store_every"), user_env.STORE_EVERY, MOST_STEPS),
+            keep=max(1, count("keep", given.get("keep"), user_env.KEEP)),
             log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
             begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
             device=device,
-            backend=devices.backend(device),
+            # gloo beside NCCL is for tensors on the CPU: states of random generators.
+            backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             timeout=max(timeout, TIMEOUT) if trial.is_trial() else timeout,
             preflight=setting(user_env.PREFLIGHT_TIMEOUT) if setting(user_env.PREFLIGHT) == "on" else 0.0,
             keep_batch=pod_env.BATCH.read(os.environ) == "keep",
@@ -88,30 +89,22 @@ def _strategy(given: Any) -> tuple[str, extensions.Outer | None]:
     name = given if isinstance(given, str | None) else getattr(given, "strategy", None)
     if options is not None and not isinstance(name, str):
         raise SetupError(f"strategy={given!r}: expected a name, or options such as flk_diloco.DiLoCo")
-    strategy = choose_strategy(name)
+    try:
+        strategy = parse_strategy(name or user_env.STRATEGY.read(os.environ))
+    except ValueError as error:
+        raise SetupError(str(error) if name else f"{error} (from {user_env.STRATEGY})") from None
     if setting(user_env.STANDS_FOR) > 1:
         return ("ddp" if strategy == "ddp" else "none"), None  # scripts may use the attributes of its wrapper
     outer = extensions.outer(strategy, options)
     return (outer.inner if outer else strategy), outer
 
 
-def interval(name: str, value: int | None, variable: Variable[Any]) -> int | None:
-    """A number of steps between checkpoints, from an argument, else from a variable."""
-    if value is None:
-        steps: int | None = setting(variable)
-        return steps
-    try:
-        return check_interval(value)
-    except ValueError as error:
-        raise SetupError(f"{name}={value!r}: {error}") from None
+def count(name: str, value: int | None, variable: Variable[Any], most: int = LARGEST) -> Any:
+    """An integer from 0 to ``most`` of an argument, else the value of a variable. Raises SetupError."""
+    return setting(variable) if value is None else _checked_count(name, value, most)
 
 
-def count(name: str, value: int | None, variable: Variable[int], least: int = 0) -> int:
-    """An integer of 0 or more from an argument, else from a variable; ``least`` in place of a smaller one."""
-    return max(least, setting(variable) if value is None else _checked_count(name, value))
-
-
-def _checked_count(name: str, value: int) -> int:
-    if not is_count(value) or value >= 1 << 63:
-        raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
+def _checked_count(name: str, value: int, most: int = LARGEST) -> int:
+    if not is_count(value) or value > most:
+        raise SetupError(f"{name}={value!r}: expected an integer from 0 to {most}")
     return value

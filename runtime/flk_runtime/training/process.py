@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from flk_runtime.contract.pod_layout import is_same_place
@@ -39,19 +40,19 @@ class Training(Protocol):
     def abandon(self) -> None: ...
 
 
+@dataclass(eq=False)
 class Place:
     """What this process does with the checkpoints in a place. The name None is the memory of the pods alone."""
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-        self.trainings = 0
-        """How many runs and loops have been given this place."""
-        self.saved_by = ""
-        """What has saved in it: ``training`` (a run or a loop, which may be closed) or ``script`` (`flk.save`)."""
-        self.restored: set[str] = set()
-        """The names of what `flk.restore` has restored from it."""
-        self.manager: CheckpointManager | None = None
-        """Of `flk.save` and `flk.restore`, as soon as one of them was called."""
+    name: str | None
+    trainings: int = 0
+    """How many runs and loops have been given this place."""
+    saved_by: str = ""
+    """What has saved in it: ``training`` (a run or a loop, which may be closed) or ``script`` (`flk.save`)."""
+    restored: set[str] = field(default_factory=set)
+    """The names of what `flk.restore` has restored from it."""
+    manager: CheckpointManager | None = None
+    """Of `flk.save` and `flk.restore`, as soon as one of them was called."""
 
 
 class Process:

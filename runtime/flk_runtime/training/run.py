@@ -34,7 +34,6 @@ class Run(Training):
     """
 
     def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
-        self.arguments: dict[str, Any] = {}
         """Those of `init`."""
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)

@@ -48,7 +48,14 @@ class Saves:
             CheckpointOptions(
                 place=name,
                 seed=rng.derive_seed("worker", options.seed, worker, 0) if worker else options.seed,
-                metadata=_metadata(options.strategy),
+                metadata={
+                    "job": os.environ.get(user_env.JOB, ""),
+                    "code": report.code_version(),
+                    "flk": VERSION,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                    "strategy": options.strategy,
+                },
                 timeout=options.timeout,
                 keep=options.keep,
                 store_every=options.store_every,
@@ -112,15 +119,3 @@ class Saves:
         """Save progress since the latest save, if there is any. Collective."""
         if self.manager.has_progress_since_save(steps):
             self.save(steps)
-
-
-def _metadata(strategy: str) -> dict[str, str]:
-    """The writer of this run's checkpoints: job, code, versions and strategy."""
-    return {
-        "job": os.environ.get(user_env.JOB, ""),
-        "code": report.code_version(),
-        "flk": VERSION,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "strategy": strategy,
-    }

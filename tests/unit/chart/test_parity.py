@@ -95,7 +95,10 @@ SAMPLES: dict[str, list[Any]] = {
     ],
     "secrets": [{"KEY": "secret:key", "FLK_SEED": "secret:seed"}],
     "volumes": [["data:/data/:ro", "other:/a/./b"]],
-    "nodes": [{"selector": {"pool": "gpu", "empty": ""}, "tolerations": [{"key": "b", "operator": "Exists"}]}],
+    "nodes": [
+        {"selector": {"pool": "gpu", "empty": ""}, "tolerations": [{"key": "b", "operator": "Exists"}]},
+        {"selector": {"kubernetes.io/arch": "arm64"}},
+    ],
     "patch": [
         {"metadata": {"labels": {"x": "1"}}, "spec": {"securityContext": {"runAsUser": 5, "runAsNonRoot": False}}}
     ],

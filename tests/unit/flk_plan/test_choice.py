@@ -14,11 +14,11 @@ from flk_plan.capture import CapturedModel
 from flk_plan.choice import choose
 from flk_plan.communication import Cluster
 from flk_plan.hardware import find_gpu, gpu_of_type
-from flk_plan.plan import hardware_of, identity, make_plan
+from flk_plan.plan import hardware_of, identity
 from flk_plan.trace import Tracer
 from flk_runtime.errors import SetupError
-from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions
+from flk_runtime.system import mfu
 
 GIB = 1 << 30
 H100 = find_gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
@@ -36,7 +36,7 @@ def captured(options: ParallelOptions | None = None, scalar: bool = False) -> Ca
     tracer = Tracer(model, blocks, H100)
     with mode, tracer.recording():
         model(x).square().mean().backward()
-    return CapturedModel(model, [optimizer], options or ParallelOptions(), list(blocks), [((x,), {})], tracer.result())
+    return CapturedModel(model, [optimizer], options or ParallelOptions(), list(blocks), tracer.result())
 
 
 def on(nodes: int, ranks: int, memory: int = 80 * GIB) -> Cluster:
@@ -146,9 +146,6 @@ def test_an_unknown_gpu_is_refused_unless_flk_bench_has_measured_it(device: str)
     assert hardware_of(cluster)["gpu"] == device
 
 
-def test_rows_of_a_dtype_that_a_gpu_cannot_multiply_are_left_out() -> None:
-    plan = make_plan(captured(), Cluster(1, 8, find_gpu("Tesla T4", 16 * GIB), 1e9))
-    assert {row["precision"] for row in plan["rows"]} == {"as written"}
-    assert "a T4 has no matrix products in bf16" in plan["warnings"][0]
+def test_a_dtype_that_a_gpu_cannot_multiply_has_no_peak() -> None:
     with pytest.raises(SetupError, match="no figure for matrix products in float64 on GPUs of type H100"):
         H100.peak(torch.float64)

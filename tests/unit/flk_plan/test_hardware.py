@@ -39,8 +39,6 @@ def workload(seconds: float = 0.0) -> Workload:
         [unit(OUTSIDE, ROOT), unit(0, BLOCK), unit(1, BLOCK)],
         StepTrace(tuple(segments)),
         torch.float32,
-        "as written",
-        recompute=False,
     )
 
 

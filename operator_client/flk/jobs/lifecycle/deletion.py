@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError
@@ -14,6 +13,7 @@ from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
 from flk.spec import labels
 from flk.targets import TARGETS, target_of
+from flk_runtime.contract.values import dataclass
 
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 

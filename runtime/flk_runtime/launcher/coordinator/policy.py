@@ -16,7 +16,7 @@ from flk_runtime.contract.quantities import often
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits
-from flk_runtime.launcher.transport.messages import Join
+from flk_runtime.launcher.transport.messages import DISCONNECTED, Join
 
 # Exceptions before the first step that another attempt with the same files would raise again.
 _OF_THE_CODE: Final = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"})
@@ -195,4 +195,17 @@ class Failures:
             return attempt
         steps = [attempt.step, *(each.step for each in seen), *(join.step for join in joined.values())]
         known = [step for step in steps if step is not None]
-        return replace(attempt, failure=root_cause(seen), step=max(known, default=None))
+        return replace(attempt, failure=root_cause(_lost_leader(seen, places) or seen), step=max(known, default=None))
+
+
+def _lost_leader(seen: Sequence[Failure], places: Mapping[int, tuple[str, str]]) -> list[Failure]:
+    """These failures and, first, the loss of pod 0, if every other pod of several has lost the connection to it.
+
+    Empty if that is not so. Launchers that have been replaced, or whose connection was closed, are lost themselves.
+    """
+    alone = [each for each in seen if each.kind is Kind.LOST and each.message.startswith(DISCONNECTED)]
+    if len(places) < 3 or {each.pod for each in alone} != places.keys() - {0}:
+        return []
+    first = min(alone, key=lambda failure: failure.time)
+    name, node = places[0]
+    return [replace(first, pod=0, pod_name=name, node=node, message="lost the connection to all other pods"), *seen]

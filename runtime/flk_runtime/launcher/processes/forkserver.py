@@ -32,7 +32,7 @@ from flk_runtime.contract.failure import Kind, signal_name
 from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.launcher.control import STOP_SIGNALS
-from flk_runtime.launcher.processes import rank_process
+from flk_runtime.launcher.processes import preload, rank_process
 from flk_runtime.system import host
 
 # jemalloc's own thread, which pyarrow starts when it is imported: jemalloc prepares it for forks (pthread_atfork).
@@ -272,32 +272,8 @@ def _run_forked(command: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    become_own()
+    preload.become_own()
     return rank_process.run_exit_handlers(rank_process.run(command))
-
-
-def become_own() -> None:
-    """Replace what modules took for this process at their import, which all ranks and attempts share after the fork.
-
-    These are random values, and the rank. Python draws anew after a fork for ``random``, and so do ``tempfile`` and
-    ``uuid``; torch seeds the generators of GPUs when it first uses them. The seed of Python's hashes cannot be drawn
-    again.
-    """
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-    if sympy := sys.modules.get("sympy.core.random"):  # torch._dynamo imports it; it has two generators
-        sympy.seed()
-    if process := sys.modules.get("multiprocessing.process"):
-        process.current_process().authkey = os.urandom(32)
-    if lightning := sys.modules.get("lightning_utilities.core.rank_zero"):  # it reads RANK when it is imported
-        lightning.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
-    if torchmetrics := sys.modules.get("torchmetrics.utilities.prints"):  # Lightning imports it; it reads LOCAL_RANK
-        torchmetrics.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if datasets := sys.modules.get("datasets.fingerprint"):
-        # It names the caches of what has no hash. With one name, a rank would read the data of another one or attempt.
-        datasets.fingerprint_rng.seed()
 
 
 def why_unsafe(process: Path = Path("/proc/self")) -> str | None:

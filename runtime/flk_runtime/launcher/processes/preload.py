@@ -1,20 +1,26 @@
-"""What the fork server has imported before it forks the ranks.
+"""What the fork server has imported before it forks the ranks, and what each rank sets anew of it.
 
 An import costs each rank of each attempt its time again unless it is made here. Only what the ranks would import anyway
-is worth it, and only what is the same in all of them: a package that starts threads would make every fork unsafe, and
-one that reads RANK when it is imported would give all ranks one value.
+is worth it. A package that starts threads would make every fork unsafe. What a package takes for its process when it is
+imported, as RANK or a random value, all ranks would share: `OF_PROCESS` has it, and a fork sets it again.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import importlib
+import importlib.util
+import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
+from typing import Any, Final
 
 from flk_runtime.contract import pod_env
 from flk_runtime.errors import SetupError
@@ -34,8 +40,8 @@ FOR_LIBRARY = (
 )
 # Packages that change others, and have to be imported before them: only the rank has the right order.
 PATCHING = ("unsloth",)
-# Packages that scripts of training import, that take long to import, and that are known to leave no threads and to read
-# no variable of a rank then (Lightning reads RANK: `forkserver.become_own` sets it again). A job may name others.
+# Packages that scripts of training import, that take long to import, and that are known to leave no threads and to take
+# no more for their process than what `OF_PROCESS` sets again. A job may name others.
 PACKAGES = (
     "torch",
     "numpy",
@@ -47,16 +53,63 @@ PACKAGES = (
     "torchvision",
     "timm",
     "torchtitan",
+    "flk_hosts",
 )
+# What a package imports when it is used: Accelerate asks whether a loader's data are of that kind.
+LATER: Final[Mapping[str, str]] = {"accelerate": "datasets"}
+_SETS_VARIABLES = re.compile(rb"environ\s*(\[[^\]]*\]\s*=(?!=)|\.\s*(setdefault|update|pop)|\|=)|putenv|setenv|dotenv")
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
-def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", *, makes_steps: bool = True) -> None:
+def _draw_key(module: Any) -> None:
+    module.current_process().authkey = os.urandom(32)
+
+
+def _set_rank(variable: str) -> Callable[[Any], None]:
+    return lambda module: setattr(module.rank_zero_only, "rank", int(os.environ.get(variable, "0")))
+
+
+# By the module that takes a value for its process when it is imported: what sets it again in a fork. Python does so for
+# ``random``, ``tempfile`` and ``uuid``, torch for the generators of GPUs when it first uses them, and wandb for itself.
+# The seed of Python's hashes cannot be drawn again.
+OF_PROCESS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "torch": lambda module: module.default_generator.seed(),
+    "numpy.random": lambda module: module.seed(),
+    "sympy.core.random": lambda module: module.seed(),  # torch._dynamo imports it; it has two generators
+    "multiprocessing.process": _draw_key,
+    "multiprocess.process": _draw_key,  # datasets imports it
+    "lightning_utilities.core.rank_zero": _set_rank("RANK"),  # Lightning reads it into this module
+    "torchmetrics.utilities.prints": _set_rank("LOCAL_RANK"),  # Lightning imports it
+    # It names the caches of what has no hash. With one name, a rank would read the data of another one or attempt.
+    "datasets.fingerprint": lambda module: module.fingerprint_rng.seed(),
+    "webdataset.shardlists": lambda module: module.default_rng.seed(),  # draws shards, if it is given no other
+}
+
+
+def become_own() -> None:
+    """Set again what imported modules took for their process, which all ranks and attempts share after the fork."""
+    for name, renew in OF_PROCESS.items():
+        with contextlib.suppress(AttributeError):  # another release of the package may have no such value
+            if module := sys.modules.get(name):
+                renew(module)
+
+
+def preload(
+    script: Path | None,
+    names: Sequence[str] = (),
+    strategy: str = "",
+    *,
+    makes_steps: bool = True,
+    module: Path | None = None,
+) -> None:
     """Import what the ranks will need: torch, and ``names`` or what ``script`` imports of `PACKAGES` at its top.
+
+    If the ranks run a module there is no script, and ``module`` is what `module_file` has found.
 
     The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
     The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
-    so. The modules of flk's library are imported if the script contains ``flk_runtime``. Ranks that make no steps of
-    training need torch alone.
+    so. The modules of flk's library are imported if the script contains ``flk_runtime`` or ``flk_hosts``. Ranks that
+    make no steps of training need torch alone.
 
     Raises ImportError without torch, and SetupError for one of ``names`` that cannot be imported. Other modules that
     are not installed are skipped: the script may do without them.
@@ -65,27 +118,39 @@ def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", 
     may_shard = makes_steps and strategy not in UNSHARDED
     shards = b"shard" in text or may_shard
     modules = TORCH + FOR_OPTIMIZERS * (b"optim" in text) + FOR_SHARDING * shards
-    modules += FOR_LIBRARY * (b"flk_runtime" in text)
+    modules += FOR_LIBRARY * (b"flk_runtime" in text or b"flk_hosts" in text)
     # Imports make hardly any garbage. Collecting it takes a tenth of the time of torch's import, a quarter of Dynamo's.
     gc.disable()
     try:
-        for module in modules:
+        for each in modules:
             try:
-                importlib.import_module(module)
+                importlib.import_module(each)
             except ImportError:
-                if module == "torch":
+                if each == "torch":
                     raise
         if names:
             _import_named(names, script)
-        elif script:
-            for module, attributes in leading_imports(script):
+        elif top := script or module:
+            for name, attributes in chain(leading_imports(top), later_imports(top)):
                 try:
                     # As the statement does it: packages such as transformers import a module when a name is taken.
-                    __import__(module, fromlist=attributes)
+                    __import__(name, fromlist=attributes)
                 except (Exception, SystemExit):  # noqa: S112 - the rank that needs it fails with its own traceback
                     continue
     finally:
         gc.enable()
+
+
+def module_file(name: str, work: str) -> Path | None:
+    """The file of a module of `PACKAGES` that the ranks run, as with ``-m torchtitan.train``.
+
+    None for other ones, and for one in the folder ``work``: the code of its package is the user's, and runs in ranks.
+    """
+    if name.partition(".")[0] in PACKAGES and not _is_beside(name, Path(work, name)):
+        with contextlib.suppress(Exception):  # each rank fails with it
+            if (spec := importlib.util.find_spec(name)) and spec.origin:
+                return Path(spec.origin)
+    return None
 
 
 def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
@@ -117,6 +182,19 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
+
+
+def later_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what packages at the top of a script import when they are used (`LATER`), as `leading_imports` does.
+
+    Nothing if the script or a module beside it may set variables until then that the import reads, as HF_HOME.
+    """
+    text = script.read_bytes()
+    lines = _IMPORTS.findall(text.decode(errors="replace"))
+    named = {words[0] for line in lines for name in line.split(",") if (words := name.split())}
+    if not _SETS_VARIABLES.search(text) and not any(name[0] == "." or _is_beside(name, script) for name in named):
+        packages = {name.partition(".")[0] for name, _ in leading_imports(script)}
+        yield from ((LATER[name], []) for name in packages & set(LATER))
 
 
 def _import_named(names: Sequence[str], script: Path | None) -> None:

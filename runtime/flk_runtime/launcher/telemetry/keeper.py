@@ -139,7 +139,12 @@ class Keeper:
     def read(self) -> Telemetry:
         """The measurements until now."""
         with self._lock:
-            ranks = sorted(map(self._compared, of_all(self._ranks)), key=_worst)
+            # With what is known only by a comparison of all ranks.
+            compared = (
+                replace(status, work=self._work.get(status.rank), slow=self._slow.get(status.rank))
+                for status in of_all(self._ranks)
+            )
+            ranks = sorted(compared, key=_worst)
             pods = dict.fromkeys([rank.pod for rank in ranks if rank.pod in self._usage])
             pods |= dict.fromkeys(sorted(self._usage))
             return Telemetry(
@@ -156,10 +161,6 @@ class Keeper:
     def _is_ahead(self, step: int) -> bool:
         latest = self._history.latest
         return step >= 0 and (latest is None or step > latest.step or latest.attempt != self._attempt)
-
-    def _compared(self, status: RankStatus) -> RankStatus:
-        """The status with what is known only by a comparison of all ranks."""
-        return replace(status, work=self._work.get(status.rank), slow=self._slow.get(status.rank))
 
     def _look(self, now: float) -> None:
         """Compute what a sample says of all ranks and pods, if the latest look is some time ago."""

@@ -32,7 +32,12 @@ def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]
     ``given`` are arguments of `init`. A group that was opened here is left if the block raises. Raises SetupError as
     `init` does. Collective.
     """
-    _refuse_imports()
+    if hasattr(multiprocessing.current_process(), "_inheriting"):  # it would be this rank a second time
+        raise SetupError(
+            "multiprocessing starts a process anew, such as a worker of a DataLoader, and it imports the script, which "
+            'would train in it too: put all that trains behind if __name__ == "__main__":, or start the process by '
+            'fork, as with DataLoader(multiprocessing_context="fork")'
+        )
     rank_info = discover()
     progress.own_page().phase = Phase.RENDEZVOUS
     owns_group = not dist.is_initialized()
@@ -45,16 +50,6 @@ def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]
         if owns_group:
             process_group.leave(at_once=True)
         raise
-
-
-def _refuse_imports() -> None:
-    """Raise SetupError if a process of multiprocessing imports the script: it would be this rank a second time."""
-    if hasattr(multiprocessing.current_process(), "_inheriting"):
-        raise SetupError(
-            "multiprocessing starts a process anew, such as a worker of a DataLoader, and it imports the script, which "
-            'would train in it too: put all that trains behind if __name__ == "__main__":, or start the process by '
-            'fork, as with DataLoader(multiprocessing_context="fork")'
-        )
 
 
 def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:

@@ -34,10 +34,10 @@ def init(
     """Open the process group and return this process's `Run`. Collective.
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
-    returns the same run. After `Run.close` it begins another training, as for the next fold or seed, from its own
-    start: its checkpoints are in the folder ``training-1`` below the place of the first one, then ``training-2``, so
-    that a restarted process finds each again if it begins its trainings in the same order. One that leaves out what it
-    has finished passes each a ``checkpoint=`` of its own.
+    without arguments returns the same run. After `Run.close` it begins another training, as for the next fold or seed,
+    from its own start: its checkpoints are in the folder ``training-1`` below the place of the first one, then
+    ``training-2``, so that a restarted process finds each again if it begins its trainings in the same order. One that
+    leaves out what it has finished passes each a ``checkpoint=`` of its own.
 
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
       script in another process, or uses results of `flk bench`, and chooses for all ranks. diloco: several workers,
@@ -70,7 +70,11 @@ def init(
     """
     given = dict(locals())
     if isinstance(current.training, Run) and current.is_training:
-        return _same_run(current.training, given)
+        if given != init.__kwdefaults__:
+            raise SetupError(
+                "init was already called: call it without arguments for the open run, or close that before"
+            )
+        return current.training
     if current.is_training:
         raise SetupError(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
@@ -81,18 +85,6 @@ def init(
         extensions.verify(chosen, rank_info, options.timeout)
         options = dataclasses.replace(options, seed=_seed(options))
         current.training = run = Run(rank_info, options, owns_group=owns_group)
-    run.arguments = given
-    return run
-
-
-def _same_run(run: Run, given: dict[str, Any]) -> Run:
-    """The open run. Raises SetupError if one of the arguments ``given`` now differs from those that it began with."""
-    defaults = init.__kwdefaults__ or {}
-    changed = [name for name, value in given.items() if value != defaults[name] and value != run.arguments[name]]
-    if changed:
-        raise SetupError(
-            f"init was already called with another {changed[0]}, and a process has one run: close that run before"
-        )
     return run
 
 
@@ -114,5 +106,6 @@ def _seed(options: RunOptions) -> int:
         rng.seed_all(options.seed)
         return options.seed
     seed, state = begun
-    rng.set_state(state)
+    if process_group.rank():  # rank 0 is as it was
+        rng.set_state(state)
     return seed

@@ -19,13 +19,13 @@ from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 from flk_runtime.training.elastic import refuse_per_rank
 from flk_runtime.training.ending import complete_at_the_end, forget
-from flk_runtime.training.options import count, interval, place_of
+from flk_runtime.training.options import place_of
 from flk_runtime.training.process import Place, current
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
 
@@ -146,8 +146,8 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
         needs_model=False,
         in_memory=in_memory,
         goes_back=before is not None and before.has_saved,
-        store_every=interval("store_every", None, user_env.STORE_EVERY),
-        keep=count("keep", None, user_env.KEEP, 1),
+        store_every=setting(user_env.STORE_EVERY),
+        keep=max(1, setting(user_env.KEEP)),
     )
     manager = place.manager = open_checkpoints(
         options,

@@ -238,7 +238,7 @@ class Batches(LoaderEvents):
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
         self._samples += share.samples
-        self._metrics.shares.add_wait(loader.waited)
+        self._metrics.waited += loader.waited
         loader.waited = 0.0
 
     def passed(self) -> None:

@@ -84,8 +84,8 @@ class Steps:
             done = self.done = self.outer.step(done)
         page = self._context.page
         page.record_step(done)
-        metrics.throughput.samples += samples
-        metrics.throughput.tokens += tokens
+        metrics.samples += samples
+        metrics.tokens += tokens
         metrics.utilisation.steps += 1
         if first:
             metrics.utilisation.begin()

@@ -136,6 +136,54 @@ def test_commands_on_jobs_import_no_more_than_they_need(fake: Any, kubeconfig: P
     assert done.returncode == 0, done.stderr
 
 
+def test_a_list_of_jobs_that_have_succeeded_imports_no_causes(fake: Any, kubeconfig: Path) -> None:
+    jobs.add(fake, "succeeded")
+    code = (
+        "import sys\nfrom flk.__main__ import main\nassert main(['list']) == 0\nassert 'flk.health' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_start_of_a_command_prepares_nothing_that_it_may_not_need(
+    fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A pattern is compiled when it is first used, and a model built. Making a class of values compiles one method.
+    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}})
+    Path("train.py").touch()
+    code = """
+import inspect, re, sys
+from flk.__main__ import main
+assert main(["status", "gpt"]) == main(["render", "train.py", "--name", "gpt"]) == 0
+own = [module for name, module in sys.modules.items() if name.split(".")[0] in ("flk", "flk_runtime")]
+health = [module for module in own if module.__name__.startswith(("flk.health", "flk.kube"))]
+assert len(health) > 20
+found = [(module.__name__, name) for module in health for name, value in vars(module).items()
+         if isinstance(value, re.Pattern)]
+assert not found, found
+made = {value for module in own for value in vars(module).values() if inspect.isclass(value)
+        and "__dataclass_params__" in vars(value) and value.__module__.startswith("flk")}
+slow = [value for value in made if value.__dataclass_params__.frozen]
+assert len(made) > 50 and not slow, slow
+from flk.spec import parts, table
+built = [model for model in (table.JobOptions, parts.Resources, parts.PodSettings) if model.__pydantic_complete__]
+assert not built, built
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_end_of_a_command_looks_for_no_garbage() -> None:
+    code = (
+        "import atexit, gc, sys\nfrom flk.__main__ import main\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"  # after what the command registers
+        "sys.argv = ['flk', '--version']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"flk {VERSION}", "True"]
+
+
 def manifests(stdout: str) -> list[dict[str, object]]:
     return list(yaml.safe_load_all(stdout))
 
@@ -374,7 +422,7 @@ def test_the_exit_code_does_not_depend_on_whether_stderr_is_read(
         ("bench train.py", "text or json"),
         ("doctor", "text or json"),
         ("logs gpt", "text or json"),
-        ("plan train.py", "text, wide or json"),
+        ("plan train.py", "text or json"),
         ("render train.py", "yaml or json"),
         ("stacks gpt", "text or json"),
         ("why gpt", "text or json"),

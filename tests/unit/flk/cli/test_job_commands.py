@@ -60,7 +60,7 @@ def add_both(fake: Any) -> None:
         "exec JOB",
         "restart --timeout 0s JOB",
         "cp JOB:/tmp/trace .",
-        "cp . JOB:/tmp/ --rank 1",
+        "cp JOB:/tmp/a . --rank 1",
         "port-forward JOB 8080",
         "profile JOB",
         "top JOB",

@@ -12,25 +12,23 @@ import pytest
 
 from flk.cli.plan import _text
 from flk.local.places import packages_folder
-from flk.planning.plan import Plan, Row, _installed
+from flk.local.plan import Plan, Row, _installed
 from flk.spec.job import Job
 from tests.support.requirements import with_torch
 
 
 def row(strategy: str, seconds: float) -> Row:
     values: dict[str, Any] = {each.name: 1 for each in fields(Row)}
-    words = {"strategy": strategy, "precision": "as written", "recompute": False, "fits": True, "modelled": True}
+    words = {"strategy": strategy, "fits": True, "modelled": True}
     return Row(**{**values, **words, "step_seconds": seconds, "mfu": None})
 
 
 def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> None:
     rows = [row("full_shard", 2.0), row("ddp", 3.0)]
     plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {})
-    assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(
-        plan, all_rows=True
-    )
+    assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(plan)
     marked = replace(plan, rows=[replace(each, modelled=False) for each in rows])
-    text = _text(marked, all_rows=True)
+    text = _text(marked)
     assert "2 s ?" in text[3]
     assert not any(line.startswith("recommended") for line in text)
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
@@ -42,8 +40,8 @@ def test_a_script_that_never_reaches_its_first_step_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "flk_plan.py").write_text("import signal\n\nsignal.pause()\n")
-    monkeypatch.setattr("flk.planning.plan.interpreter", lambda: (sys.executable, str(tmp_path)))
-    monkeypatch.setattr("flk.planning.plan.LIMIT", 0.5)
+    monkeypatch.setattr("flk.local.plan.interpreter", lambda: (sys.executable, str(tmp_path)))
+    monkeypatch.setattr("flk.local.plan.LIMIT", 0.5)
     code, stdout, stderr = run("plan", "train.py")
     assert (code, stdout) == (2, "")
     assert stderr.startswith("error: the script did not reach its first step within 0.5 s\nhint: ")

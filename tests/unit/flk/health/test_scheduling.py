@@ -11,7 +11,9 @@ from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.queue import EVICTED, PENDING
 from flk.health.scheduling import SHORT, before, of_cluster
 from flk.jobs.state import Phase, derive
+from flk.manifest import Bundle, render
 from flk.observe.view import JobView
+from flk.spec.job import validated
 from flk.user.commands import Commands
 from tests.support.jobs import MADE, NOW, JobBuilder
 
@@ -352,3 +354,17 @@ def test_what_no_node_can_run_now_is_refused_only_without_an_autoscaler(spec: An
     assert (refused.level, warned.level) == (Level.FAILED, Level.WARNING)
     assert warned.found == f"{refused.found}: no node now; an autoscaler may add one (Karpenter)"
     assert (warned.code, warned.remedy) == (refused.code, f"if it adds none: {refused.remedy}")
+
+
+def test_a_cluster_without_nodes_for_the_default_image_needs_another_image() -> None:
+    arm = {**node(), "metadata": {"name": "a", "labels": {"kubernetes.io/arch": "arm64"}}}
+    job, *_ = render(validated({"command": "train.py", "name": "gpt"}), Bundle())
+    (refused,) = before(cluster("", [arm]), Pods(job))
+    assert (refused.code, refused.found) == ("NodeSelectorMismatch", "no node has the labels kubernetes.io/arch=amd64")
+    remedy = ", or choose an image for the architecture of the nodes (--image)"
+    assert refused.remedy.endswith(remedy)
+    waiting = pending()
+    assert remedy not in find(later(waiting))[0].remedy
+    for pod in waiting.pods.values():
+        pod["spec"]["containers"] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert find(later(waiting))[0].remedy.endswith(remedy)

@@ -123,8 +123,20 @@ def test_a_group_that_has_other_kinds_does_not_serve_this_one(fake: FakeApiServe
         client.list_all(RequestTarget(GROUPS, "team"))
 
 
-def test_where_discovery_may_not_be_read_every_kind_is_asked_for(fake: FakeApiServer, client: ApiClient) -> None:
+def test_where_discovery_may_not_be_read_every_kind_is_asked_for_once(fake: FakeApiServer, kubeconfig: Any) -> None:
     fake.refused["/apis"] = (403, 'User "ada" cannot get path "/apis"')
+    pauses: list[float] = []
+    client = ApiClient(connect(), sleep=pauses.append)
     assert client.serves(JOBSETS)
     with pytest.raises(MissingApiError, match=r"does not serve JobSets \(API jobset.x-k8s.io/v1alpha2\)"):
         client.list_all(RequestTarget(JOBSETS, "team"))
+    assert (pauses, fake.asked("GET").count(collection(JOBSETS, "v1alpha2"))) == ([], 1)
+
+
+def test_a_kind_that_discovery_names_is_asked_for_again_after_a_pause(fake: FakeApiServer, kubeconfig: Any) -> None:
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
+    pauses: list[float] = []
+    client = ApiClient(connect(), sleep=pauses.append)
+    fake.fail(404, b"404 page not found")  # the API server reads the definition of the kind anew
+    assert client.list_all(RequestTarget(JOBSETS, "team"))[0] == []
+    assert pauses == [client.retries.backoffs[0]]

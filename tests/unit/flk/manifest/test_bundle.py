@@ -16,6 +16,7 @@ import pytest
 
 from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
+from flk.manifest.pod import pod_template
 from flk.manifest.render import CHUNK, render
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
@@ -330,6 +331,15 @@ def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:
 
 def test_nothing_travels_where_the_code_is_in_the_image(tmp_path: Path) -> None:
     assert make_bundle(job("/opt/train.py", ship=False), tmp_path) == Bundle()
+
+
+def test_the_runtime_alone_travels_to_an_image_that_has_only_the_code(tmp_path: Path) -> None:
+    in_image = job("/opt/train.py", ship="runtime")
+    bundle = make_bundle(in_image, tmp_path)
+    assert (*bundle.archives,) == ("runtime",)
+    (container,) = pod_template(in_image, bundle, ["j-runtime-0"])["spec"]["containers"]
+    archive = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"
+    assert container["command"][-3:] == [archive, "--", "/opt/train.py"]
 
 
 def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:

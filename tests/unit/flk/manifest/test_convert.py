@@ -17,6 +17,8 @@ from flk.manifest.pod import pod_template
 from flk.spec.job import validated
 from tests.support.commands import Run
 
+WORKDIR = '"$(readlink /proc/$PPID/cwd)"'  # of the image, in which the launcher is that runs a setup command
+
 
 def manifest(roles: Any = None, *, container: Any = None, pod: Any = None, spec: Any = None, **metadata: Any) -> str:
     """A PyTorchJob with a Master and three Workers, whose pods are equal."""
@@ -42,7 +44,8 @@ def test_a_master_and_workers_are_replicas_of_one_rank_each() -> None:
         "image_pull_policy": "IfNotPresent",
         "command": ["/opt/train.py"],
         "processes": 1,
-        "ship": False,
+        "setup": f"ln -sf {WORKDIR}/* .",
+        "ship": "runtime",
     }
 
 
@@ -64,10 +67,16 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
     "module": (["python3", "-u", "-m", "team.train", "-v"], None, ["-m", "team.train", "-v"], 1),
     "module of torchrun": (["torchrun", "--standalone", "-m", "team.train"], None, ["-m", "team.train"], None),
     "old launcher": (
-        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "8", "/a.py"],
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "8", "--use_env", "/a.py"],
         None,
         ["/a.py"],
         8,
+    ),
+    "old launcher of one rank, which it tells its number": (
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node=1", "/a.py", "-v"],
+        None,
+        ["/a.py", "--local-rank=0", "-v"],
+        1,
     ),
     "working folder": (["python", "train.py"], "/app", ["/app/train.py"], 1),
     "shell": (["bash", "-c", "cd /app && exec python train.py --lr 1"], None, ["/app/train.py", "--lr", "1"], 1),
@@ -103,7 +112,7 @@ def test_the_program_that_starts_ranks_is_left_out(case: str) -> None:
 def test_commands_before_the_script_are_the_setup_which_their_shell_runs() -> None:
     before = "set -e\ntest -d /data && pip install 'einops>0' && cd /app"
     job = fields(manifest(container={"command": ["bash", "-ec", f"{before}\nexec python train.py"]}))
-    assert job["setup"] == f"{shlex.join(['bash', '-ec', before])} && ln -sf /app/* ."
+    assert job["setup"] == f"(cd {WORKDIR} && {shlex.join(['bash', '-ec', before])}) && ln -sf /app/* ."
     assert job["command"] == ["/app/train.py"]
     assert "patch" not in job
 
@@ -121,8 +130,8 @@ def test_commands_before_the_script_are_the_setup_which_their_shell_runs() -> No
 )
 def test_a_command_that_leaves_its_shell_as_it_is_becomes_the_setup(before: str) -> None:
     container = {"command": ["sh", "-c", f"{before} && python a.py"], "workingDir": "/app"}
-    setup = shlex.join(["sh", "-c", f"cd /app || exit; {before}"])
-    assert fields(manifest(container=container))["setup"] == f"{setup} && ln -sf /app/* ."
+    setup = shlex.join(["sh", "-c", before])
+    assert fields(manifest(container=container))["setup"] == f"(cd /app && {setup}) && ln -sf /app/* ."
 
 
 def test_the_variables_that_a_shell_exports_are_those_of_the_ranks() -> None:
@@ -130,7 +139,7 @@ def test_the_variables_that_a_shell_exports_are_those_of_the_ranks() -> None:
     job = fields(manifest(container={"command": ["sh", "-c", text], "env": [{"name": "LR", "value": "0"}]}))
     assert (job["command"], job["processes"]) == (["/a.py"], 2)
     assert job["env"] == {"LR": "1", "URL": "http://x?a=1&b=2", "OMP_NUM_THREADS": "4"}
-    assert "setup" not in job
+    assert job["setup"] == f"ln -sf {WORKDIR}/* ."
 
 
 def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
@@ -142,10 +151,79 @@ def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
     assert (job["queue"], job["queue_priority"]) == ("research", "high")
 
 
-def test_amounts_that_a_job_has_otherwise_are_noted() -> None:
-    found = convert(manifest(container={"resources": {"requests": {"memory": "4Gi"}}}), "old.yaml")
-    assert found.fields["resources"] == {"memory": "4Gi"}
-    assert "memory gets its request as its limit, 4Gi" in found.notes
+@pytest.mark.parametrize(
+    ("requests", "limits"),
+    [
+        ({"memory": "200Mi"}, {}),  # with a limit, the pod would be out of memory where it was not
+        ({"ephemeral-storage": "1Gi"}, {"ephemeral-storage": "9Gi"}),
+        ({}, {"hugepages-2Mi": "5120Mi"}),
+    ],
+)
+def test_amounts_that_no_field_of_a_job_has_stay_as_they_are(requests: Any, limits: Any) -> None:
+    job = fields(manifest(container={"resources": {"requests": {"cpu": 1, **requests}, "limits": limits}}))
+    assert job["resources"] == {"cpu": "1"}
+    (main,) = job["patch"]["spec"]["containers"]
+    assert main["resources"] == {kind: of for kind, of in (("limits", limits), ("requests", requests)) if of}
+
+
+def test_a_command_without_a_folder_runs_where_the_image_does() -> None:
+    relative = fields(manifest(container={"command": ["python", "src/train.py"]}))
+    assert (relative["command"], relative["setup"]) == (["src/train.py"], f"ln -sf {WORKDIR}/* .")
+    text = "pip install -r requirements.txt; cd 'my src'; torchrun train.py"
+    shell = fields(manifest(container={"command": ["sh", "-c", text]}))
+    assert shell["command"] == ["train.py"]
+    before = shlex.join(["sh", "-c", "pip install -r requirements.txt; cd 'my src'"])
+    assert shell["setup"] == f"(cd {WORKDIR} && {before}) && ln -sf {WORKDIR}/'my src'/* ."
+
+
+def test_a_variable_with_a_known_value_is_replaced_as_by_kubernetes_and_by_a_shell() -> None:
+    env = [{"name": "LR", "value": "1"}, {"name": "GPUS", "value": "2"}, {"name": "NAMES", "value": "a b"}]
+    plain = fields(manifest(container={"command": ["python", "/a.py", "--lr=$(LR)", "$(NAMES)"], "env": env}))
+    assert plain["command"] == ["/a.py", "--lr=1", "a b"]
+    text = "export LR=3 && torchrun --nproc_per_node=${GPUS:-1} /a.py --lr=$LR --size ${GPUS}"
+    shell = fields(manifest(container={"command": ["sh", "-c", text], "env": env}))
+    assert (shell["command"], shell["processes"]) == (["/a.py", "--lr=3", "--size", "2"], 2)
+
+
+@pytest.mark.parametrize("word", ["'$LR'", "$NAMES", "$KEY", "$LATER"])
+def test_a_variable_that_a_shell_may_replace_otherwise_is_refused(word: str) -> None:
+    env = [
+        {"name": "LR", "value": "1"},
+        {"name": "NAMES", "value": "a b"},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "key"}}},
+    ]
+    container = {"command": ["sh", "-c", f"LATER=1 python /a.py {word}"], "env": env}
+    with pytest.raises(UsageError, match="a job's arguments are as they are written"):
+        convert(manifest(container=container), "old.yaml")
+
+
+def test_the_variables_that_flk_sets_are_left_out_and_no_others() -> None:
+    env = [{"name": name, "value": "1"} for name in ("PYTHONUNBUFFERED", "PET_NNODES", "RANK", "NNODES", "NODE_RANK")]
+    assert fields(manifest(container={"env": env}))["env"] == {"NNODES": "1", "NODE_RANK": "1"}
+
+
+def test_the_queue_of_an_object_around_the_job_is_that_of_the_job() -> None:
+    metadata = {"labels": {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/priority-class": "high"}}
+    outer = {"kind": "AppWrapper", "metadata": metadata, "spec": {"template": yaml.safe_load(manifest())}}
+    job = fields(yaml.safe_dump(outer))
+    assert (job["queue"], job["queue_priority"]) == ("research", "high")
+
+
+def test_labels_of_one_role_are_left_out_unless_pods_are_selected_by_them() -> None:
+    data = yaml.safe_load(manifest())
+    templates = {name: role["template"] for name, role in data["spec"]["pytorchReplicaSpecs"].items()}
+    for name, template in templates.items():
+        template["metadata"] = {"labels": {"app": "llm", "team.dev/role": name}}
+    templates["Master"]["metadata"]["annotations"] = {"prometheus.io/scrape": "true"}
+    found = convert(yaml.safe_dump(data), "old.yaml")
+    assert found.fields["patch"]["metadata"] == {"labels": {"app": "llm"}}
+    for place in ("labels.team.dev/role", "annotations.prometheus.io/scrape"):
+        assert f"metadata.{place} is left out: Master and Worker differ in it" in found.notes
+    term = {"labelSelector": {"matchLabels": {"team.dev/role": "Master"}}, "topologyKey": "kubernetes.io/hostname"}
+    for template in templates.values():
+        template["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    with pytest.raises(UsageError, match=r"Master and Worker differ in patch.metadata.labels.team.dev/role"):
+        convert(yaml.safe_dump(data), "old.yaml")
 
 
 def test_what_a_job_has_fields_for_becomes_these_and_the_rest_is_the_patch() -> None:
@@ -240,6 +318,31 @@ def test_a_null_is_as_if_it_were_not_there() -> None:
     assert "elastic" not in job
 
 
+def test_volumes_with_the_names_of_flks_own_stay_volumes_of_the_manifest() -> None:
+    volumes = [
+        {"name": "work", "hostPath": {"path": "/work"}},
+        {"name": "checkpoint", "persistentVolumeClaim": {"claimName": "kept"}},
+        {"name": "shm", "hostPath": {"path": "/dev/shm"}},
+    ]
+    mounts = [{"name": "work", "mountPath": "/work"}, {"name": "checkpoint", "mountPath": "/kept"}]
+    init = {"name": "fetch", "image": "busybox:1", "volumeMounts": [{"name": "work", "mountPath": "/to"}]}
+    text = manifest(container={"volumeMounts": mounts}, pod={"volumes": volumes, "initContainers": [init]})
+    spec = pod_template(validated(fields(text)), Bundle(), [])["spec"]
+    sources = {volume.pop("name"): volume for volume in spec["volumes"]}
+    assert sources["work"] == sources["checkpoint"] == {"emptyDir": {}}
+    assert sources["work-data"] == {"hostPath": {"path": "/work"}}
+    assert sources["checkpoint-data"] == {"persistentVolumeClaim": {"claimName": "kept"}}
+    assert sources["shm"] == {"hostPath": {"path": "/dev/shm"}}
+    mounted = {mount["mountPath"]: mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert (mounted["/work"], mounted["/kept"]) == ("work-data", "checkpoint-data")
+    assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "work-data"
+
+
+def test_pods_with_a_service_account_get_its_token() -> None:
+    spec = pod_template(validated(fields(manifest(pod={"serviceAccountName": "reader"}))), Bundle(), [])["spec"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", True)
+
+
 def test_a_job_inside_of_another_object_is_found() -> None:
     wrapped = {"kind": "AppWrapper", "spec": {"components": [{"template": yaml.safe_load(manifest())}]}}
     assert fields(f"kind: ConfigMap\n---\n{yaml.safe_dump(wrapped)}")["replicas"] == 4
@@ -253,7 +356,6 @@ BEFORE: dict[str, tuple[str, ...]] = {
             ". /env.sh",
             "conda activate team",
             "cd $HOME",
-            "cd app",
             "cd ~",
             "cd",
             "test -d /a || cd /b",
@@ -311,13 +413,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"container": {"command": ["torchrun", "--no_python", "train", "/a.py"]}},
         "command: --no-python starts another program than a Python script",
     ),
+    "old launcher of several ranks": (
+        {"container": {"command": ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", "/a.py"]}},
+        "command: torch.distributed.launch gives each rank its --local-rank: add --use-env",
+    ),
     "another program": (
         {"container": {"command": ["mpirun", "x"]}},
         "command: starts mpirun: a job starts a Python script",
-    ),
-    "unknown folder": (
-        {"container": {"command": ["python", "train.py"]}},
-        "command: train.py is relative to the WORKDIR of the image: add workingDir, or name its whole path",
     ),
     "variable for accelerate": (
         {"container": {"command": ["accelerate", "launch", "/a.py", "--lr=$(LR)"]}},
@@ -339,18 +441,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"container": {"command": ["sh", "-c", "torchrun --nproc_per_node=$(nproc) /a.py"]}},
         "command: --nproc-per-node: must be a number (is '$(nproc)')",
     ),
-    "two amounts of storage": (
-        {
-            "container": {
-                "resources": {"requests": {"ephemeral-storage": "1Gi"}, "limits": {"ephemeral-storage": "9Gi"}}
-            }
-        },
-        "resources: ephemeral-storage: a job has one amount for request and limit (are 1Gi and 9Gi)",
-    ),
     "not a number": (
         {"container": {"resources": {"limits": {"nvidia.com/gpu": "$GPUS"}}}},
         "resources: nvidia.com/gpu: must be a number (is '$GPUS')",
     ),
+    "a rank for each CPU": ({"spec": {"nprocPerNode": "cpu"}}, "spec.nprocPerNode: must be a number (is 'cpu'"),
     "unknown field": ({"spec": {"successPolicy": "AllWorkers"}}, "spec.successPolicy: has no counterpart in a job"),
     "unknown role": ({"roles": {"Worker": 1, "PS": 1}}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob"),
 }

@@ -36,6 +36,14 @@ def pod(run: Run) -> Callable[..., Any]:
     return spec
 
 
+def test_pods_go_to_nodes_that_can_run_the_image_where_that_is_known(pod: Callable[..., Any]) -> None:
+    amd64, arm64 = {"kubernetes.io/arch": "amd64"}, {"kubernetes.io/arch": "arm64"}
+    assert pod()["nodeSelector"] == amd64
+    assert pod("--node-selector", "pool=a")["nodeSelector"] == amd64 | {"pool": "a"}
+    assert pod("--node-selector", "kubernetes.io/arch=arm64")["nodeSelector"] == arm64  # of a registry of one's own
+    assert "nodeSelector" not in pod("--image", "team/train:1")
+
+
 def test_each_form_of_a_volume_reaches_the_pod(pod: Callable[..., Any]) -> None:
     forms = {
         "data:/data": {"persistentVolumeClaim": {"claimName": "data"}},

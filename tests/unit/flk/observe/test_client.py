@@ -73,6 +73,13 @@ def test_a_list_without_jobs_asks_again_which_kinds_there_are(fake: Any, run: Ru
     assert run("list", "-o", "name")[1] == "job.batch/gpt\n"
 
 
+def test_a_list_without_jobs_asks_once_which_kinds_there_are(fake: Any, run: Run) -> None:
+    for _ in range(2):  # the second one knows the answer of the first
+        fake.requests.clear()
+        assert run("list")[0] == 0
+        assert fake.asked("GET").count("/apis") == 1
+
+
 TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
 
 

@@ -31,18 +31,12 @@ def test_the_slowest_rank_stands_out_by_its_work() -> None:
     assert max(rows, key=lambda row: row["seconds"])["rank"] == 9
 
 
-def test_hangs_are_marks_on_the_attempts() -> None:
-    _, marks = charts_of(report())[0].spec["layer"]
-    found = {(row["what"], row["attempt"]) for row in marks["data"]["values"]}
-    assert ("hang", "attempt 2") in found
-
-
 def test_the_attempt_of_a_job_that_was_deleted_while_it_ran_has_a_colour() -> None:
     made = report(telemetry=None)
     last = replace(made.state.attempts[-1], outcome="running")
     gone = deleted(replace(made.state, phase=Phase.RUNNING, attempts=[last]), now=made.seen)
     chart = charts_of(replace(made, state=gone))[0]
-    assert chart.spec["layer"][0]["encoding"]["color"]["scale"] == {
+    assert chart.spec["encoding"]["color"]["scale"] == {
         "domain": ["deleted"],
         "range": ["var(--outcome-deleted)"],
     }

@@ -104,7 +104,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp, no_shard, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2, auto, diloco (is 'dp')"),  # noqa: E501
         ({"deadline": "0s"}, "flk.yaml: deadline: must be at least one second (is '0s')"),
         ({"queue": "A"}, "flk.yaml: queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is 'A')"),  # noqa: E501
-        ({"ship": "x"}, "flk.yaml: ship: must be true, false or a list of patterns (is 'x')"),
+        ({"ship": "x"}, "flk.yaml: ship: must be true, false, runtime or a list of patterns (is 'x')"),
         ({"patch": {"containers": []}}, "flk.yaml: patch.containers: a pod template has only metadata and spec"),
         ({"patch": {"spec": float("nan")}}, "flk.yaml: patch: contains a value that JSON does not have"),
         (
@@ -165,7 +165,7 @@ def test_a_mistake_comes_with_what_was_likely_meant(fields: dict[str, Any], hint
         ("replicas: 1:30", "replicas: must be a whole number (is '1:30')"),
         ("replicas: yes", "replicas: must be a whole number (is 'yes')"),
         ("deadline: 1:30", "deadline: must be a duration like 75s, 30m or 1h30m (is '1:30')"),
-        ("ship: no", "ship: must be true, false or a list of patterns (is 'no')"),
+        ("ship: no", "ship: must be true, false, runtime or a list of patterns (is 'no')"),
         ("env: {VERSION: 1.10}", "env.VERSION: must be text (is the number 1.1)"),
     ],
 )

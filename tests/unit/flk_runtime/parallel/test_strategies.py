@@ -54,3 +54,20 @@ def test_unused_parameters_of_shards_are_refused_where_torch_cannot_find_them(
 def test_blocks_to_recompute_are_named_by_the_option_of_blocks() -> None:
     with pytest.raises(SetupError, match=r"recompute='Block': expected True or False"):
         apply("ddp", ParallelOptions(recompute="Block"))  # type: ignore[arg-type]
+
+
+def test_compile_is_refused_where_torch_refuses_it_and_the_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.13 does with Python 3.15, and torch 2.9 with Python 3.14."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("torch.compile is not supported on Python 3.15+")
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    options = ParallelOptions(compile="eager", recompute=True, blocks=nn.Linear)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", refuse)
+        with pytest.raises(SetupError, match=r"compile= cannot be used: torch \S+ says .*not supported on Python 3.15"):
+            apply("none", options, model=model)
+    assert "forward" not in vars(model[0])
+    apply("none", options, model=model)
+    assert "forward" in vars(model[0])

@@ -82,8 +82,3 @@ def test_all_streams_are_waited_for_before_and_after_a_block(monkeypatch: pytest
     with device.across_streams():
         order.append("block")
     assert order == ["waited", "block", "waited"]
-
-
-def test_backends() -> None:
-    assert device.backend(torch.device("cpu")) == "gloo"
-    assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"

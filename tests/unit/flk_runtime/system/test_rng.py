@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flk_runtime.launcher.processes.forkserver import become_own
+from flk_runtime.launcher.processes.preload import become_own
 from flk_runtime.system import rng
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from flk_runtime.distributed import process_group
-from flk_runtime.training.lines import Line, Lines
+from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.training.lines import Line, Lines, Metrics
 
 
 class Kept:
@@ -48,3 +50,29 @@ def test_the_loss_of_a_line_is_the_mean_over_the_ranks_that_give_one(
     ]
     assert asked == [(1.0, 1.0), (0.0, 0.0), (3.0, 1.0)]
     assert kept.steps == [1, 2, 2]
+
+
+def metrics_of(page: ProgressPage) -> Metrics:
+    return Metrics(torch.device("cpu"), 1, page, lambda text: None)
+
+
+def test_the_launcher_reads_the_share_of_waiting_for_data_of_the_latest_line() -> None:
+    page = ProgressPage.private()
+    metrics = metrics_of(page)
+    assert page.data_wait == -1  # not known before a line
+    metrics.waited += 1000.0
+    assert metrics.read() == {"data_wait": 1.0}
+    assert page.data_wait == 1
+    assert metrics.read() == {"data_wait": 0.0}
+    assert page.data_wait == 0
+
+
+def test_communication_is_told_only_where_it_is_measured(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    metrics = metrics_of(page)
+    assert metrics.read()["comm"] == 0.0
+    page.samples, page.pending_samples = 4, 1
+    assert metrics.read()["comm"] == 0.25
+    assert metrics.read()["comm"] == 0.25  # without a new sample
+    page.untold = 1
+    assert "comm" not in metrics.read()

@@ -15,9 +15,8 @@ from tests.unit.flk.cli.outputs.conftest import Terminal
     [
         "flk cp",
         "flk cp a b",
-        "flk cp gpt:/a bert:/b",
         "flk cp gpt:/a here --rank 9",
-        "flk cp nowhere.txt gpt:/a",
+        "flk cp here.txt gpt:/a",
         "flk cp nowhere:/a here",
         "flk exec gpt --rank 1 --pod 1",
         "flk exec gpt --pod gpt-worker-7",

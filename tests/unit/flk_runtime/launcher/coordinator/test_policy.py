@@ -375,6 +375,28 @@ def test_a_closed_connection_means_a_killed_container_unless_the_pod_has_reporte
     assert failure.kind is Kind.LOST
 
 
+def test_pod_0_is_lost_if_every_other_pod_has_lost_the_connection_to_it() -> None:
+    places = {**PLACES, 2: ("train-2", "node-c")}
+    joined = {**JOINED, 2: Join("train-2", "node-c")}
+    failures = Failures()
+    failures.add(replace(LOST_POD, time=8.0))
+    first = failures.explain(ATTEMPT, joined, places, []).failure
+    assert first
+    assert (first.pod, first.node) == (1, "node-b")  # the link of one pod broke
+    failures.add(replace(LOST_POD, pod=2, time=7.0))
+    cause = failures.explain(ATTEMPT, joined, places, []).failure
+    assert cause
+    assert (cause.kind, cause.pod, cause.node, cause.time) == (Kind.LOST, 0, "node-a", 7.0)
+    assert cause.summary == "train-0 lost the connection to all other pods"
+    one_restarted = failures.explain(ATTEMPT, joined, places, [2]).failure
+    assert one_restarted
+    assert (one_restarted.pod, one_restarted.message) == (2, "was restarted")
+    failures.add(Failure(Kind.EXCEPTION, 1, 1, attempt=2, type="ValueError"))
+    raised = failures.explain(ATTEMPT, joined, places, []).failure
+    assert raised
+    assert raised.kind is Kind.EXCEPTION
+
+
 def test_the_step_is_the_most_that_any_pod_has_reached() -> None:
     failures = Failures()
     failures.add(replace(LOST_POD, step=5))

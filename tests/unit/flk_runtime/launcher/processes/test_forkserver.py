@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import signal
 import socket
@@ -171,19 +170,3 @@ def test_a_server_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None
     os.kill(server.pid, signal.SIGKILL)
     with server.connection, pytest.raises(forkserver.ServerDiedError, match=r"^the fork server was killed by SIGKILL$"):
         server.ended()
-
-
-def test_a_rank_has_its_own_values_of_what_was_imported_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    lightning, torchmetrics, generator = SimpleNamespace(rank=0), SimpleNamespace(rank=0), random.Random(0)
-    before = generator.getstate()
-    for name, module in {
-        "lightning_utilities.core.rank_zero": SimpleNamespace(rank_zero_only=lightning),
-        "torchmetrics.utilities.prints": SimpleNamespace(rank_zero_only=torchmetrics),
-        "datasets.fingerprint": SimpleNamespace(fingerprint_rng=generator),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    forkserver.become_own()
-    assert (lightning.rank, torchmetrics.rank) == (3, 1)
-    assert generator.getstate() != before

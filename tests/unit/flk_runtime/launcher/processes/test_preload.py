@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: 
         ("import torch", "no_shard", False, False),
         ("import torch", "auto", False, True),
         ("import flk_runtime", "", False, False),
+        ("from flk_hosts.accelerate import adopt", "", False, False),
     ],
 )
 def test_preload_imports_what_the_script_and_the_strategy_need(
@@ -54,7 +57,7 @@ def test_preload_imports_what_the_script_and_the_strategy_need(
     assert set(preload.TORCH) <= set(asked)
     assert (set(preload.FOR_OPTIMIZERS) <= set(asked)) == optimizers
     assert (set(preload.FOR_SHARDING) <= set(asked)) == sharding
-    assert (set(preload.FOR_LIBRARY) <= set(asked)) == ("flk_runtime" in script)
+    assert (set(preload.FOR_LIBRARY) <= set(asked)) == ("flk_" in script)
 
 
 def test_preload_imports_torch_alone_for_ranks_that_make_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +105,30 @@ def test_packages_that_the_script_imports_at_its_top_are_imported(
     assert [".".join((module, *names)) for module, names in imports] == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("loader = accelerator.prepare(loader)", ["datasets"]),
+        ("rank = int(os.environ['RANK']) == 0", ["datasets"]),
+        ("os.environ['HF_HOME'] = '/data'", []),
+        ("os.environ |= {'HF_HOME': '/data'}", []),
+        ("os.environ.setdefault('HF_HOME', '/data')", []),
+        ("def main():\n    import os, model", []),  # which may set it, too
+        ("from . import other", []),
+        ("from dotenv import load_dotenv", []),
+    ],
+)
+def test_what_a_package_imports_when_it_is_used_is_imported_unless_variables_are_set_before(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    (tmp_path / "model.py").touch()
+    path = tmp_path / "train.py"
+    path.write_text(f"import os\nfrom accelerate import Accelerator\nimport accelerate.utils\n{line}\n")
+    assert list(preload.later_imports(path)) == [(name, []) for name in expected]
+    path.write_text(f"import os\n{line}\n")
+    assert list(preload.later_imports(path)) == []
+
+
 def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,3 +163,55 @@ def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / "model.py").touch()
     with pytest.raises(SetupError, match=r"FLK_PRELOAD names model.part, which is in the script's folder"):
         preload.preload(path, ["model.part"])
+
+
+def test_a_rank_has_its_own_values_of_what_was_imported_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning, torchmetrics, generator = SimpleNamespace(rank=0), SimpleNamespace(rank=0), random.Random(0)
+    before = generator.getstate()
+    for name, module in {
+        "lightning_utilities.core.rank_zero": SimpleNamespace(rank_zero_only=lightning),
+        "torchmetrics.utilities.prints": SimpleNamespace(rank_zero_only=torchmetrics),
+        "datasets.fingerprint": SimpleNamespace(fingerprint_rng=generator),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    preload.become_own()
+    assert (lightning.rank, torchmetrics.rank) == (3, 1)
+    assert generator.getstate() != before
+
+
+def test_a_release_without_what_another_one_takes_at_its_import_ends_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = random.Random(0)
+    before = generator.getstate()
+    monkeypatch.setitem(sys.modules, "datasets.fingerprint", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "webdataset.shardlists", SimpleNamespace(default_rng=generator))
+    preload.become_own()
+    assert generator.getstate() != before
+
+
+def test_what_a_module_of_a_package_imports_at_its_top_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``-m torchtitan.train``. The user's package, or a checkout in the work folder, is left to ranks."""
+    site, work, checkout = tmp_path / "site", tmp_path / "work", tmp_path / "checkout"
+    asked: list[str] = []
+    for package in (site / "torchtitan", site / "mine", checkout / "torchtitan"):
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "train.py").write_text("import torch\nfrom torchtitan import trainer\n")
+    (site / "torchtitan" / "trainer.py").touch()
+    monkeypatch.syspath_prepend(str(site))
+    try:
+        assert preload.module_file("mine.train", str(work)) is None
+        assert preload.module_file("torchtitan.missing.train", str(work)) is None
+        file = preload.module_file("torchtitan.train", str(work))
+        monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+        preload.preload(None, module=file)
+        assert asked == [*preload.TORCH, *preload.FOR_OPTIMIZERS]
+        assert "torchtitan.trainer" in sys.modules
+        assert not {"mine", "torchtitan.train"} & set(sys.modules)  # runpy warns of a module that is there
+        assert preload.module_file("torchtitan.train", str(checkout)) is None
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchtitan"]:
+            del sys.modules[name]

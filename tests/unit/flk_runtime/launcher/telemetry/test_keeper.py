@@ -18,7 +18,7 @@ from flk_runtime.contract.telemetry import (
     Telemetry,
 )
 from flk_runtime.launcher.telemetry.keeper import History, Keeper
-from flk_runtime.metrics.logging import line
+from flk_runtime.training.lines import json_line as line
 
 MIB = 1 << 20
 

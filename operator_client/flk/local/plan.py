@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from flk.local.machine import interpreter
 from flk.local.places import packages_folder
 from flk.spec.job import Job
 from flk.user.terminal import printable_lines
+from flk_runtime.contract.values import dataclass
 
 LIMIT: Final = 300.0  # seconds in which a script has to reach its first step, as for strategy auto
 
@@ -25,8 +25,6 @@ class Row:
     """Memory, communication and time of one strategy. Bytes are for rank 0, seconds for one step."""
 
     strategy: str
-    precision: str  # "as written" in the script, or bf16
-    recompute: bool
     fits: bool
     total: int
     parameters: int

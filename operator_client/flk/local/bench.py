@@ -11,15 +11,16 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from flk.errors import UsageError
+from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk.user.files import state_folder, write_whole
 from flk_runtime.contract import log_format
 from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
+from flk_runtime.contract.values import dataclass
 
 _GIVEN: Final = 20  # results that travel with a job
 _NEEDED: Final = ("model", "hardware", "time")  # of a result, so that others can use it
@@ -105,7 +106,7 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
             raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
     request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
     ship = job.ship
-    if ship is not False and job.command[0] != "-m":
+    if ship not in IN_IMAGE and job.command[0] != "-m":
         ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
     return job.changed(
         name=f"flk-bench-{secrets.token_hex(3)}",

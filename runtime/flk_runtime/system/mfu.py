@@ -144,8 +144,7 @@ class Meter:
         self.steps = 0  # since the mark: the caller counts them
         self._device, self._world_size, self._warn = device, world_size, warn
         self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        # No warning: a CPU is not expected to have a peak.
-        self._is_off = device.type == "cpu" and peak(self._name, torch.float16) is None
+        self._is_off = False
         self._skeleton: nn.Module | None = None
         self._calls: list[Call] = []  # of the model in the first step
         self._hook: Any = None
@@ -160,6 +159,8 @@ class Meter:
         """
         dtype = dtype or dtype_of(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if self._device.type == "cpu" and peak(self._name, torch.float16) is None:
+            self._is_off = True  # without a warning: a CPU is not expected to have a peak
         if self._is_off or dtype is None or not is_trained:
             return
         if self._dtype is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.planning.bench import BenchResult, bench_job, kept_results, measured
+from flk.local.bench import BenchResult, bench_job, kept_results, measured
 from flk.spec.job import Job
 from flk_plan.bench.__main__ import faster
 from flk_plan.bench.cases import first_cause

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flk_runtime.metrics import mfu
+from flk_runtime.system import mfu
 
 VOCABULARY, LENGTH, LAYERS, HEADS, WIDTH, BATCH = 61, 32, 3, 4, 48, 5
 

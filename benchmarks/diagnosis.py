@@ -1,0 +1,442 @@
+"""Measure what flk says of faults that are injected into a training: which rank, why, and how soon.
+
+    python benchmarks/diagnosis.py [--rounds 14] [--faults 15] [--calm 510] [--processes 2] [--only KIND …]
+
+Three launchers with two ranks each, on hosts that are network namespaces of this machine, train a small model without
+end. Each round injects so many faults, one after the other, at a random rank and moment; the kinds of `fault_kinds`
+come in turn, in a random order. Then the training runs for so many seconds beside a process for each processor that
+does nothing but compute, and nothing is injected. 14 rounds are 210 faults and two hours without one. It needs root,
+ip, iptables and tc.
+Goals: the right rank (or pod) in 0.98 and the right cause in 0.95 of all faults, 0.95 of them named within 15 s of the
+limit that the job's settings have for the kind (0 for a rank that ends), and no alarm without a fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import measure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fault_kinds import FAULTS, HANG_LIMIT, LEASE, SLOW_WINDOW, Act, Fault, Who
+from flk_runtime.contract import log_format, pod_env, user_env
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import JobRecord, SlowRank
+from flk_runtime.system import host
+from tests.support.network import LEADER_NAME, TOOLS, Network, network
+
+PODS = 3  # with two, nobody could say which of them a cut isolates
+SOON = 15.0  # seconds after the limit
+STEPS_BEFORE = 5  # steps of all ranks before the next fault
+CUT, STOPPED = 8.0, 10.0  # seconds that a cut and a pod that stands still last
+PATIENCE = 60.0  # seconds after which a fault counts as never named, beyond its limit and SOON
+START_LIMIT = 180.0  # seconds until all ranks make steps, on a machine that is busy
+_ENDED = re.compile(r"^\[pod \d+\] attempt (\d+) ended: ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of a fault."""
+
+    fault: Fault
+    rank: int
+    seconds: float | None  # beyond the limit; None: it was never named
+    rank_is_right: bool = False
+    cause_is_right: bool = False
+    said: str = ""
+
+
+@dataclass
+class Said:
+    """What the launchers have said so far, as it came."""
+
+    records: list[JobRecord] = field(default_factory=list)
+    ends: dict[int, float] = field(default_factory=dict)  # when the end of an attempt was said first, by its number
+    lines: list[str] = field(default_factory=list)
+
+    def follow(self, launcher: subprocess.Popen[str]) -> None:
+        """Note the lines of a launcher until it ends."""
+        for line in launcher.stdout or ():
+            self.lines.append(line)
+            if match := _ENDED.match(line):
+                self.ends.setdefault(int(match[1]) - 1, time.time())
+            record = log_format.parse_record(line)
+            if record:
+                for each in record.attempts:
+                    if each.failure:
+                        self.ends.setdefault(each.number, time.time())
+                self.records.append(record)
+
+    def failure(self, attempt: int) -> Failure | None:
+        """Why an attempt has ended, as the latest record says it."""
+        known = [each for record in self.records[-1:] for each in record.attempts if each.number == attempt]
+        return known[0].failure if known else None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the latest attempt; -1: none is known."""
+        return max((each.number for record in self.records[-1:] for each in record.attempts), default=-1)
+
+    @property
+    def slow(self) -> list[SlowRank]:
+        """The ranks that are slow now."""
+        return self.records[-1].slow if self.records else []
+
+
+class Job:
+    """The launchers of one job, which start again as an operator would start them."""
+
+    def __init__(self, net: Network, folder: Path, processes: int) -> None:
+        self.net, self.folder, self.processes = net, folder, processes
+        self.said = Said()
+        self.running: dict[int, subprocess.Popen[str]] = {}
+        self._secret = f"{random.random()}"
+        for path in [*folder.glob("progress.*"), *folder.glob("memory.*/*")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        net.name_leader(net.hosts[0].address)
+        for pod in range(PODS):
+            self.start(pod)
+
+    def start(self, pod: int) -> None:
+        """Start a launcher."""
+        memory = self.folder / f"memory.{pod}"
+        memory.mkdir(exist_ok=True)
+        own: dict[Any, object] = {
+            user_env.JOB: "diagnosis",
+            pod_env.PODS: PODS,
+            pod_env.PROCESSES: self.processes,
+            pod_env.POD_INDEX: pod,
+            user_env.POD_NAME: f"pod-{pod}",
+            pod_env.POD_IP: self.net.hosts[pod].address,
+            pod_env.RDZV_ENDPOINT: f"{LEADER_NAME}:29400",
+            pod_env.JOB_UID: self._secret,
+            pod_env.RDZV_SECRET: self._secret,
+            pod_env.MEMORY_ROOT: memory,
+            pod_env.RESTARTS: 100_000,
+            pod_env.DISRUPTIONS: 100_000,
+            pod_env.GRACE: 5,
+            pod_env.PARENT: os.getpid(),
+            user_env.RETRY_SAME_FAILURE: 1,
+            user_env.BACKOFF: 0,
+            user_env.NODE_MEMORY: 0,
+            user_env.HANG_TIMEOUT: f"{HANG_LIMIT:g}s",
+            user_env.LEASE: LEASE,
+            user_env.SLOW_WINDOW: SLOW_WINDOW,
+            "OMP_NUM_THREADS": 1,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        environment = os.environ | {
+            name if isinstance(name, str) else name.name: str(value) for name, value in own.items()
+        }
+        self.running[pod] = launcher = subprocess.Popen(
+            [*self.net.hosts[pod].prefix, sys.executable, "-m", "flk_runtime", "--", "train.py"],
+            cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        threading.Thread(target=self.said.follow, args=(launcher,), daemon=True).start()
+
+    def restart_pods(self) -> bool:
+        """Start launchers again that have ended with 128 or more. Returns whether the job goes on."""
+        for pod, launcher in self.running.items():
+            code = launcher.poll()
+            if code is not None and 0 <= code < 128:
+                return False
+            if code is not None:
+                self.start(pod)
+        return True
+
+    def progress(self, rank: int) -> tuple[int, int, int]:
+        """Attempt, steps and process id of a rank; zeros before its first step."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            attempt, steps, pid = (self.folder / f"progress.{rank}").read_text().split()
+            return int(attempt), int(steps), int(pid)
+        return -1, 0, 0
+
+    def trains(self) -> bool:
+        """Whether all ranks make steps in the latest attempt."""
+        found = [self.progress(rank) for rank in range(PODS * self.processes)]
+        return all(attempt == self.said.attempt and steps >= STEPS_BEFORE for attempt, steps, _ in found)
+
+    def end(self) -> None:
+        """End the launchers, and their ranks with them."""
+        for launcher in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal_all(launcher.pid, signal.SIGCONT)
+            launcher.kill()
+            launcher.wait()
+        time.sleep(0.5)  # the ranks end with their launcher
+
+
+class Injection:
+    """One fault at one rank, and how it ends."""
+
+    def __init__(self, job: Job, fault: Fault, rank: int, number: int) -> None:
+        self.job, self.fault, self.rank, self.pod = job, fault, rank, rank // job.processes
+        self.number = number  # of the injection, for the name of its module
+        self._since = len(job.said.lines)
+        self.over: Callable[[], None] = lambda: None  # ends the fault
+
+    def begin(self) -> float:
+        """Make the fault. Returns the time."""
+        folder, pod = self.job.folder, self.job.net.hosts[self.pod]
+        launcher, act = self.job.running[self.pod], self.fault.act
+        pid = self.job.progress(self.rank)[2]
+        if act is Act.NONE:
+            return self._have_the_rank_run_it(folder)
+        now = time.time()
+        if act in (Act.KILL_RANK, Act.END_RANK, Act.STOP_RANK):
+            numbers = {Act.KILL_RANK: signal.SIGKILL, Act.END_RANK: signal.SIGTERM, Act.STOP_RANK: signal.SIGSTOP}
+            os.kill(pid, numbers[act])
+        elif act is Act.KILL_WORKER:
+            os.kill(min(host.children(pid)), signal.SIGKILL)
+        elif act in (Act.KILL_LAUNCHER, Act.END_LAUNCHER):
+            launcher.send_signal(signal.SIGKILL if act is Act.KILL_LAUNCHER else signal.SIGTERM)
+        elif act is Act.STOP_POD:
+            signal_all(launcher.pid, signal.SIGSTOP)
+            self._ends_after(STOPPED, lambda: signal_all(launcher.pid, signal.SIGCONT))
+        else:
+            pod.cut(receives=act is not Act.CUT_SENDS, sends=act is not Act.CUT_RECEIVES)
+            self._ends_after(CUT, pod.heal)
+        return now
+
+    def _ends_after(self, seconds: float, end: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, end)
+        timer.start()
+
+        def over() -> None:
+            timer.join()
+
+        self.over = over
+
+    def _have_the_rank_run_it(self, folder: Path) -> float:
+        module = f"fault_{self.number}_train"
+        (folder / f"{module}.py").write_text(self.fault.module)
+        (folder / "happened").unlink(missing_ok=True)
+        for left in (folder / "small").iterdir():
+            left.unlink()
+        new = folder / "fault.new"
+        new.write_text(json.dumps({"rank": self.rank, "place": self.fault.place, "module": module}))
+        new.rename(folder / "fault")
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return float((folder / "happened").read_text())
+            time.sleep(0.01)
+        raise SystemExit(
+            f"{self.fault.name}: rank {self.rank} has not come to it:\n{''.join(self.job.said.lines[-50:])}"
+        )
+
+    def wait(self, attempt: int, began: float) -> Outcome:
+        """Wait until the fault is named."""
+        fault, said = self.fault, self.job.said
+        deadline = time.monotonic() + fault.limit + SOON + PATIENCE
+        goes_on = True
+        while time.monotonic() < deadline:
+            goes_on = goes_on and self.job.restart_pods()
+            if fault.slow and said.slow:
+                ranks = [each.rank for each in said.slow]
+                late = time.time() - began - fault.limit
+                return Outcome(fault, self.rank, late, ranks == [self.rank], True, said.slow[0].summary)
+            failure = said.failure(attempt)
+            if failure:
+                late = said.ends.get(attempt, time.time()) - began - fault.limit
+                right = {Who.RANK: failure.rank == self.rank, Who.POD: failure.pod == self.pod}
+                named = right.get(fault.who, failure.rank is not None)
+                return Outcome(
+                    fault,
+                    self.rank,
+                    late,
+                    named,
+                    matches(fault, failure, said.lines[self._since :]),
+                    f"{failure.kind}: {failure.summary}",
+                )
+            time.sleep(0.02)
+        return Outcome(fault, self.rank, None, said="".join(said.lines[-20:]))
+
+
+def matches(fault: Fault, failure: Failure, lines: Sequence[str]) -> bool:
+    """Whether a failure has the cause that a fault is. The stacks of a hang are in the launchers' ``lines`` only."""
+    stacks = [line for line in lines if line.startswith("[pod ")] if failure.kind is Kind.HANG else []
+    return (
+        failure.kind in fault.kinds
+        and fault.type in ("", failure.type)
+        and fault.signal in (None, failure.signal)
+        and fault.exit_code in (None, failure.exit_code)
+        and fault.words in "\n".join([failure.summary, f"{failure.type}: {failure.message}", failure.details, *stacks])
+    )
+
+
+def signal_all(pid: int, number: int) -> None:
+    """Send a signal to a process and all below it."""
+    below = [pid]
+    for each in below:  # which grows meanwhile
+        below += host.children(each)
+    for each in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, number)
+
+
+class Diagnosis:
+    """All injections, one after the other, and the alarms that no fault explains."""
+
+    def __init__(self, net: Network, folder: Path, processes: int) -> None:
+        self._net, self._folder, self._processes = net, folder, processes
+        self._job: Job | None = None
+        self._number = 0
+        self.outcomes: list[Outcome] = []
+        self.false_alarms: list[str] = []
+
+    def inject(self, fault: Fault, draw: random.Random) -> None:
+        """Inject a fault into a job that trains, and note what is said of it."""
+        job = self._training_job()
+        time.sleep(draw.uniform(0, 1))
+        attempt = job.said.attempt
+        self._number += 1
+        injection = Injection(job, fault, draw.randrange(PODS * self._processes), self._number)
+        outcome = injection.wait(attempt, injection.begin())
+        injection.over()
+        self.outcomes.append(outcome)
+        late = "never" if outcome.seconds is None else f"{outcome.seconds:+.1f} s"
+        right = {(True, True): "right", (True, False): "WRONG CAUSE", (False, True): "WRONG RANK"}
+        verdict = right.get((outcome.rank_is_right, outcome.cause_is_right), "WRONG")
+        measure.progress(f"{verdict}, {late}: {fault.name}, rank {outcome.rank}: {outcome.said}")
+        if fault.slow or outcome.seconds is None or not job.restart_pods():
+            self.end()
+
+    def stay_calm(self, seconds: float) -> None:
+        """Let the job run under load; each alarm is a false one."""
+        job = self._training_job()
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+        try:
+            self._watch(job, seconds)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+
+    def _training_job(self) -> Job:
+        """The job once all its ranks train; what is said meanwhile is not of a fault."""
+        deadline = time.monotonic() + START_LIMIT
+        job = self._job = self._job or Job(self._net, self._folder, self._processes)
+        since = max(0, job.said.attempt)
+        while not job.trains():
+            if not job.restart_pods() or time.monotonic() > deadline:
+                raise SystemExit("the job does not train:\n" + "".join(job.said.lines[-80:]))
+            time.sleep(0.05)
+        self._note_attempts(job, since)
+        return job
+
+    def _watch(self, job: Job, seconds: float) -> None:
+        since, end, slow = job.said.attempt, time.monotonic() + seconds, set[int]()
+        while time.monotonic() < end and job.restart_pods():
+            new = {each.rank: each.summary for each in job.said.slow if each.rank not in slow}
+            slow |= new.keys()
+            self._alarm(*new.values())
+            time.sleep(0.1)
+        self._note_attempts(job, since)
+
+    def _note_attempts(self, job: Job, since: int) -> None:
+        for number in range(since, job.said.attempt):
+            failure = job.said.failure(number)
+            self._alarm(failure.summary if failure else f"attempt {number + 1} ended")
+
+    def _alarm(self, *texts: str) -> None:
+        for text in texts:
+            self.false_alarms.append(text)
+            measure.progress(f"FALSE ALARM: {text}")
+
+    def end(self) -> None:
+        """End the job; the next fault gets a new one."""
+        if self._job:
+            self._job.end()
+        self._job = None
+
+
+@contextlib.contextmanager
+def small_file_systems(folder: Path) -> Iterator[None]:
+    """A file system of 1 MiB and one that is read-only, in a folder."""
+    mounts = {"small": "size=1m", "read-only": "ro"}
+    for name, options in mounts.items():
+        (folder / name).mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder / name)], check=True)
+    try:
+        yield
+    finally:
+        for name in mounts:
+            subprocess.run(["umount", "--lazy", str(folder / name)], check=False)
+
+
+def report_of(report: measure.Report, outcomes: Sequence[Outcome]) -> None:
+    """Print the times, and add the shares of faults that were named right and soon."""
+    times = sorted(outcome.seconds for outcome in outcomes if outcome.seconds is not None)
+    if times:
+        most = times[max(0, -(-95 * len(times) // 100) - 1)]
+        print(f"named after the limit: median {statistics.median(times):.1f} s, 95 % within {most:.1f} s")
+    shares: Mapping[str, tuple[Callable[[Outcome], bool], float]] = {
+        "faults whose rank or pod is right": (lambda outcome: outcome.rank_is_right, 0.98),
+        "faults whose cause is right": (lambda outcome: outcome.cause_is_right, 0.95),
+        f"faults named within {SOON:g} s of the limit": (
+            lambda outcome: outcome.seconds is not None and outcome.seconds <= SOON,
+            0.95,
+        ),
+    }
+    kinds = len({outcome.fault.name for outcome in outcomes})
+    for what, (is_right, goal) in shares.items():
+        report.share(f"{what}, {kinds} kinds", sum(map(is_right, outcomes)), len(outcomes), measure.at_least(goal))
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=14)
+    parser.add_argument("--faults", type=int, default=15, help="in a round (default 15)")
+    parser.add_argument("--calm", type=float, default=510, help="seconds without a fault in a round (default 510)")
+    parser.add_argument("--only", nargs="*", metavar="KIND", help="kinds to inject (default: all)")
+    parser.add_argument("--processes", type=int, default=2, help="ranks of each launcher (default 2)")
+    parser.add_argument("--seed", type=int, default=1)
+    options: Any = parser.parse_args()
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        measure.skip(f"{missing[0]} is not installed")
+    if os.geteuid() != 0:
+        measure.skip("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and leave nothing behind
+    report = measure.Report("diagnosis", options)
+    draw = random.Random(options.seed)
+    chosen = [fault for fault in FAULTS if not options.only or fault.name in options.only]
+    order: list[Fault] = []
+    with network(PODS) as net, tempfile.TemporaryDirectory() as name, small_file_systems(Path(name)):
+        Path(name, "train.py").write_text("import faulty\n\nfaulty.main()\n")
+        diagnosis = Diagnosis(net, Path(name), options.processes)
+        try:
+            for _ in range(options.rounds):
+                for _ in range(options.faults):
+                    order = order or draw.sample(chosen, len(chosen))
+                    diagnosis.inject(order.pop(), draw)
+                if options.calm:
+                    diagnosis.stay_calm(options.calm)
+        finally:
+            diagnosis.end()
+    report_of(report, diagnosis.outcomes)
+    alarms, hours = len(diagnosis.false_alarms), options.rounds * options.calm / 3600
+    if hours:
+        report.compute("false alarms per hour without a fault", alarms, hours, measure.at_most(0), "alarms / hours")
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Measure a training in which ranks and launchers are killed: its time over the time without failures.
+
+    python benchmarks/failures.py [--rounds 10] [--steps 300] [--ranks 8] [--milliseconds 100] [--only flk]
+
+Two launchers with half of the ranks each make short steps, and so do their peers: torchrun with a checkpoint of torch's
+DCP in memory every 10 steps, ft_launcher of nvidia-resiliency-ext 0.4.1 with the same, and torchft 0.2.0, where each
+rank is a replica by itself; these are installed into the user's cache folder if that is possible. flk saves in the
+memory of the launchers in every step. Ten rounds of 300 steps are 3,000 steps of each case. Once nothing fails. Once a
+rank is killed in every 100 steps, at a random moment. Once also the last launcher is killed in every 300 steps, with
+all its ranks and what its memory holds; it starts again at once, as an operator would do it.
+Goals: at most 1.02 times the time without failures with killed ranks, at most 1.05 times with both, and the same loss
+in each step, to the bit. torchft trains with fewer replicas after a loss, so its losses are not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import launch
+import measure
+from flk_runtime.contract import pod_env
+from slow_link import TORCHFT, TORCHFT_NEEDS
+
+RANK_EVERY, LAUNCHER_EVERY = 100, 300  # steps
+GOALS = {"killed ranks": measure.at_most(1.02), "killed ranks and launchers": measure.at_most(1.05)}
+NONE = "no failures"
+LAUNCHERS = 2
+RESTARTS = 100_000
+LOOP = str(Path(__file__).with_name("failing_loop.py"))
+STEP_LIMIT, FAULT_LIMIT = 1.0, 60.0  # seconds that a step and a fault may take at most, on a machine that is busy
+LIGHTHOUSE = (
+    "import sys, time; from torchft.coordination import LighthouseServer; "
+    "server = LighthouseServer(bind=sys.argv[1], min_replicas=1, join_timeout_ms=100); time.sleep(1e6)"
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is trained, and how long."""
+
+    steps: int
+    ranks: int
+    milliseconds: float  # of a step
+
+
+@dataclass
+class Training:
+    """What a run has shown: its seconds from the first step to the last one, and its losses by step."""
+
+    seconds: float
+    losses: dict[int, set[str]] = field(default_factory=dict)  # several where a step that was made again differs
+
+
+class NoRecoveryError(Exception):
+    """The training has not come to its end in time."""
+
+
+class Job:
+    """The launchers of one run in a folder, whose ranks and launchers can be killed."""
+
+    def __init__(self, name: str, sizes: Sizes, folder: Path) -> None:
+        self.folder, self.sizes = folder, sizes
+        self._memory = [folder / f"memory.{index}" for index in range(LAUNCHERS)]
+        keeper = "flk" if name == "flk" else "dcp"
+        script = [LOOP, str(sizes.steps), str(sizes.milliseconds), keeper]
+        starters = {"flk": launch.flk, "torchrun": launch.torchrun, "ft_launcher": launch.ft_launcher}
+        self._processes = starters[name](script, sizes.ranks, LAUNCHERS, RESTARTS)
+        if name == "flk":
+            self._processes = [
+                launch.Process(each.command, {**each.variables, pod_env.MEMORY_ROOT: str(memory)})
+                for each, memory in zip(self._processes, self._memory, strict=True)
+            ]
+        self.running = [self._start(index) for index in range(LAUNCHERS)]
+
+    def _start(self, index: int) -> subprocess.Popen[Any]:
+        self._memory[index].mkdir(exist_ok=True)
+        with (self.folder / f"log.{index}").open("ab") as log:
+            return self._processes[index].start(self.folder, stdout=log, stderr=log)
+
+    def pid(self, rank: int) -> int:
+        """Process id of the latest process of a rank."""
+        return int((self.folder / f"pid.{rank}").read_text() or 0)
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill a rank."""
+        kill(self.pid(rank))
+
+    def kill_launcher(self) -> None:
+        """Kill the last launcher with all its ranks, forget what its memory holds, and start it again."""
+        each = self.sizes.ranks // LAUNCHERS
+        self.running[-1].kill()
+        for rank in range(self.sizes.ranks - each, self.sizes.ranks):
+            self.kill_rank(rank)
+        self.running[-1].wait()
+        shutil.rmtree(self._memory[-1])
+        self.running[-1] = self._start(LAUNCHERS - 1)
+
+    def end(self) -> None:
+        """End all that still runs."""
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
+        for file in self.folder.glob("pid.*"):
+            kill(int(file.read_text() or 0))
+
+
+class TorchftJob(Job):
+    """Replicas of one rank each, and the lighthouse by which they find each other. Nothing else starts them again."""
+
+    def __init__(self, sizes: Sizes, folder: Path) -> None:
+        self.folder, self.sizes = folder, sizes
+        packages = launch.packages_folder(TORCHFT, TORCHFT_NEEDS)
+        assert packages is not None, "check packages_folder() before"
+        variables = {"PYTHONPATH": launch.with_packages(packages)}
+        port = launch.free_port()
+        script = [sys.executable, LOOP, str(sizes.steps), str(sizes.milliseconds), "torchft"]
+        self._processes = [
+            launch.Process([*script, str(rank), f"http://127.0.0.1:{port}"], variables) for rank in range(sizes.ranks)
+        ]
+        self._memory = [folder / f"memory.{rank}" for rank in range(sizes.ranks)]
+        lighthouse = launch.Process([sys.executable, "-c", LIGHTHOUSE, f"0.0.0.0:{port}"], variables)
+        self._lighthouse = lighthouse.start(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.running = [self._start(rank) for rank in range(sizes.ranks)]
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill a replica, and start it again."""
+        self.running[rank].kill()
+        self.running[rank].wait()
+        self.running[rank] = self._start(rank)
+
+    def kill_launcher(self) -> None:
+        """Kill as many replicas as a launcher has ranks, and start them again."""
+        lost = range(self.sizes.ranks - self.sizes.ranks // LAUNCHERS, self.sizes.ranks)
+        for rank in lost:
+            self.running[rank].kill()
+        for rank in lost:
+            self.kill_rank(rank)
+
+    def end(self) -> None:
+        """End the replicas and the lighthouse."""
+        super().end()
+        self._lighthouse.kill()
+        self._lighthouse.wait()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process, if it still runs."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def train(name: str, faults: str, sizes: Sizes, seed: int) -> Training | None:
+    """Run a training once with these faults. None if it did not come to its end."""
+    draw = random.Random(f"{seed} {faults}")
+    due = [(step + draw.random(), False) for step in range(RANK_EVERY // 2, sizes.steps, RANK_EVERY)]
+    if faults == NONE:
+        due = []
+    elif faults != "killed ranks":
+        every = min(LAUNCHER_EVERY, sizes.steps)
+        due += [(step - 20 + draw.random(), True) for step in range(every, sizes.steps + 1, every)]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # the peers' checkpoints are in memory, too
+        job = TorchftJob(sizes, Path(folder)) if name == "torchft" else Job(name, sizes, Path(folder))
+        try:
+            return follow(job, sorted(due), draw)
+        except NoRecoveryError as error:
+            measure.progress(f"{name}, {faults}: {error}")
+            for log in sorted(Path(folder).glob("log.*"))[:2]:
+                measure.progress(log.read_text(errors="replace")[-2000:])
+            return None
+        finally:
+            job.end()
+
+
+def follow(job: Job, due: Sequence[tuple[float, bool]], draw: random.Random) -> Training:
+    """Cause each fault at its step, and wait for the last step. Raises NoRecoveryError after a generous time."""
+    sizes, left = job.sizes, list(due)
+    deadline = time.monotonic() + FAULT_LIMIT * (1 + len(due)) + sizes.steps * (STEP_LIMIT + sizes.milliseconds / 1000)
+    while True:
+        lines = read(job.folder)
+        reached = int(lines[-1][0]) if lines else 0
+        if reached >= sizes.steps:
+            break
+        if left and reached >= left[0][0] // 1:
+            moment, of_launcher = left.pop(0)
+            time.sleep(moment % 1 * sizes.milliseconds / 1000)  # anywhere in the step
+            job.kill_launcher() if of_launcher else job.kill_rank(draw.randrange(sizes.ranks))
+        if time.monotonic() > deadline:
+            raise NoRecoveryError(f"step {reached} of {sizes.steps} after all that time")
+        if all(process.poll() is not None for process in job.running):
+            raise NoRecoveryError(f"ended with {[process.poll() for process in job.running]} after step {reached}")
+        time.sleep(0.01)
+    training = Training(float(lines[-1][1]) - float(lines[0][1]))
+    for step, _, loss in lines:
+        training.losses.setdefault(int(step), set()).add(loss)
+    return training
+
+
+def read(folder: Path) -> list[list[str]]:
+    """The fields of the lines of steps so far."""
+    with contextlib.suppress(FileNotFoundError):
+        return [line.split() for line in (folder / "losses").read_text().split("\n")[:-1]]
+    return []
+
+
+def compare_losses(name: str, undisturbed: Training, disturbed: Training, faults: str) -> None:
+    """Say which steps have another loss than without failures. Raises SystemExit for flk."""
+    differ = [step for step, losses in sorted(undisturbed.losses.items()) if losses != disturbed.losses.get(step)]
+    if differ:
+        text = f"{name}, {faults}: {len(differ)} steps have other losses than without failures, from {differ[0]} on"
+        if name == "flk":
+            raise SystemExit(text)
+        measure.progress(text)
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=10)
+    parser.add_argument("--steps", type=int, default=300, help="of each run (default 300)")
+    parser.add_argument("--ranks", type=int, default=8, help="of both launchers together (default 8)")
+    parser.add_argument("--milliseconds", type=float, default=100, help="that a step takes at least (default 100)")
+    parser.add_argument("--only", nargs="*", help="of flk, torchrun, ft_launcher and torchft (default: all)")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and leave nothing behind
+    report = measure.Report("failures", arguments)
+    sizes = Sizes(arguments.steps, arguments.ranks, arguments.milliseconds)
+    found = {
+        "torchrun": True,
+        "ft_launcher": bool(launch.resiliency_folder()),
+        "torchft": bool(launch.packages_folder(TORCHFT, TORCHFT_NEEDS)),
+    }
+    peers = [name for name, there in found.items() if there and (not arguments.only or name in arguments.only)]
+    runs: dict[tuple[str, str], list[Training | None]] = {}
+    for number in range(arguments.rounds):
+        cases = {
+            f"{name}, {faults}": partial(train, name, faults, sizes, number)
+            for name in ("flk", *peers)
+            for faults in (NONE, *GOALS)
+        }
+        order = dict(cases if number % 2 == 0 else reversed(cases.items()))
+        shown = measure.alternate(order, 1, show=lambda run: f"{run.seconds:.1f} s" if run else "-")
+        for case, values in shown.items():
+            name, _, faults = case.partition(", ")
+            runs.setdefault((name, faults), []).append(values[0])
+    for faults, goal in GOALS.items():
+        report_of(report, runs, peers, faults, goal, sizes)
+    return report.finish()
+
+
+def report_of(
+    report: measure.Report,
+    runs: dict[tuple[str, str], list[Training | None]],
+    peers: Sequence[str],
+    faults: str,
+    goal: measure.Goal,
+    sizes: Sizes,
+) -> None:
+    """Compare the runs with these faults to those without, and flk's part to that of its peers."""
+    rounds: dict[str, list[tuple[float, float] | None]] = {}
+    for name in ("flk", *peers):
+        for calm, disturbed in zip(runs[name, NONE], runs[name, faults], strict=True):
+            both = (disturbed.seconds, calm.seconds) if calm and disturbed else None
+            if calm and disturbed and name != "torchft":
+                compare_losses(name, calm, disturbed, faults)
+            rounds.setdefault(name, []).append(both)
+    mine = rounds["flk"]
+    if None in mine:
+        raise SystemExit(f"flk, {faults}: a training did not come to its end")
+    times = [pair for pair in mine if pair]
+    what = f"time of {sizes.ranks} ranks with {faults} / without, flk"
+    report.compare(what, [with_faults for with_faults, _ in times], [calm for _, calm in times], goal, "s")
+    for peer in peers:
+        pairs = [
+            (ours[0] / ours[1], other[0] / other[1])
+            for ours, other in zip(mine, rounds[peer], strict=True)
+            if ours and other
+        ]
+        if len(pairs) < len(mine):
+            print(f"{peer}, {faults}: {len(mine) - len(pairs)} of {len(mine)} trainings did not come to their end")
+        if pairs:
+            what = f"time with {faults} over the time without, {sizes.ranks} ranks, flk / {peer}"
+            report.compare(
+                what, [ours for ours, _ in pairs], [other for _, other in pairs], measure.at_most(1), "times"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

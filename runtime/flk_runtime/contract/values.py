@@ -1,0 +1,44 @@
+"""Dataclasses of values: frozen, and compared and printed by their fields, in classes that are made fast.
+
+For a frozen dataclass Python compiles six methods, which takes longer than all that a command does with it, and `flk
+status` has sixty of them. Of these classes it compiles `__init__` alone, and they share the others. To mypy they are
+frozen dataclasses of Python: it finds who assigns to a field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["asdict", "dataclass", "field", "fields", "replace"]
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+
+    def dataclass(*, frozen: bool) -> Any:
+        """Make a class of values; ``frozen`` says so to the reader, and to mypy."""
+
+        def made(cls: type) -> type:
+            cls.__eq__, cls.__hash__, cls.__repr__ = _equal, _hash, _text
+            return dataclasses.dataclass(eq=False, repr=False)(cls)
+
+        return made
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple(getattr(self, each.name) for each in fields(self) if each.compare)
+
+
+def _equal(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+
+
+def _hash(self: Any) -> int:
+    return hash(_values(self))
+
+
+def _text(self: Any) -> str:
+    shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
+    return f"{self.__class__.__qualname__}({', '.join(shown)})"
