@@ -67,7 +67,7 @@ class Container:
     def _pack(self, path: str, output: IO[bytes]) -> None:
         """Write an archive of a file or a folder of the container to ``output``. Raises ApiError."""
         where, command = self.client.target(EXEC, self.pod), ["sh", "-c", _READ, "sh", path]
-        remote = RemoteCommand(self.client.api.access, where, command, container=self.container)
+        remote = RemoteCommand(self.client.api.access, where, command, container=self.container, stdin=False)
         errors = bytearray()
 
         def write(channel: int, data: bytes) -> None:

@@ -28,7 +28,10 @@ class HereCommand:
     cut = -1  # bytes of its output after which the connection breaks; -1: never
     started: list[list[str]]
 
-    def __init__(self, access: object, target: object, command: list[str], *, container: str) -> None:
+    def __init__(
+        self, access: object, target: object, command: list[str], *, container: str, stdin: bool = True
+    ) -> None:
+        assert not stdin  # nobody would end it
         pipe = subprocess.PIPE
         environment = {"PATH": self.path}
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
