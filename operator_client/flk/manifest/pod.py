@@ -280,7 +280,8 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
         if isinstance(base, shape) and base and not isinstance(patch, shape):
             raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
     if isinstance(base, dict) and isinstance(patch, dict):
-        replaced = bool(patch) and path.startswith("patch.spec.volumes[") and path.endswith("]")  # it has one source
+        # A volume has one source.
+        replaced = bool({*patch} - {"name"}) and path.startswith("patch.spec.volumes[") and path.endswith("]")
         merged = {key: base[key] for key in base if key in patch or not replaced}
         for key, value in patch.items():
             if value is None:
