@@ -10,18 +10,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import dropwhile, takewhile
+from itertools import count, dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from flk.errors import UsageError
+from flk.manifest.pod import USER, patched
 from flk.manifest.render import dumped
 from flk.spec import labels
 from flk.spec.fields import RUNTIME
 from flk.spec.file import mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.values import dataclass
 
 _ROLES: Final = ("Master", "Worker")
@@ -34,21 +35,34 @@ _SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
 _CHANGES: Final = ("--no-python", "--run-path")
 _DYNAMIC: Final = frozenset("`$|<>;&*?(){}")  # what a shell would do something about
 _EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
-_BY_GPUS: Final = re.compile(r"auto|gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
+_BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
 # A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
-_OF_VARIABLES: Final = ("cd", "pushd", "export", "source", ".")
+_OF_VARIABLES: Final = (
+    *("cd", "pushd", "export", "source", ".", "read", "mapfile", "readarray"),
+    *("declare", "typeset", "let", "local", "readonly"),
+)
 _OF_SHELLS: Final = (
     *("eval", "exec", "alias", "trap", "ulimit", "umask", "unset"),
     *("{", "if", "for", "while", "until", "case", "function"),
 )
 _ASSIGNMENT: Final = re.compile(r"\w+=")
-_NAMED: Final = re.compile(r"(?<!\$)\$\((\w+)\)")  # which Kubernetes replaces
-_EXPANSION: Final = re.compile(r"'[^']*'|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}")  # a shell replaces nothing in quotes
+_NAMED: Final = re.compile(r"\$\$|\$\((\w+)\)")  # which Kubernetes replaces, $$ by $
+_UNEXPANDED: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)  # in its group
+_EXPANSION: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
 _COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
-_BACKGROUND: Final = re.compile(r"(?<![&>])&(?![&>])")
+# In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
+_NO_SETUP: Final = re.compile(
+    r"(?<![&>])&(?![&>])|(?:^|[;&\n])\s*(?:test|\[\[?)\s[^&;\n]*&&\s*(?:cd|export)\s[^&;\n]*[;\n]"
+)
+_OUTSIDE: Final = re.compile(r"(?:-[^=]*=)?(?:\./)*\.\.(?:/|$)")
 _SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
 _VOLUMES: Final = ("api", "checkpoint", "ship", "work")
+_POD_NULLS: Final = dict.fromkeys(
+    ("runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "seccompProfile")
+)
+_CONTAINER_NULLS: Final = {"allowPrivilegeEscalation": None, "capabilities": {"drop": None}}
+_MARKS: Final = ("labels", "annotations")
 _GPU: Final = "nvidia.com/gpu"
 
 
@@ -99,6 +113,7 @@ class _Conversion:
         self.outer = self._mapping("metadata.labels", outer.get("labels"))
         self.metadata = self._mapping("metadata", manifest.get("metadata"))
         self.spec = self._mapping("spec", manifest.get("spec"))
+        self.ranks: Any = None  # of a pod, as the job says
 
     def _mapping(self, path: str, value: Any) -> dict[str, Any]:
         """Return a mapping of the manifest without its nulls, and refuse another value; empty if there is none."""
@@ -116,7 +131,9 @@ class _Conversion:
         return list(value or [])
 
     def _mappings(self, path: str, value: Any) -> list[dict[str, Any]]:
-        return [self._mapping(f"{path}[{i}]", item) for i, item in enumerate(self._items(path, value))]
+        return [
+            self._mapping(f"{path}[{i}]", item) for i, item in enumerate(self._items(path, value)) if item is not None
+        ]
 
     def job(self) -> dict[str, Any]:
         """Return the fields of the job."""
@@ -160,9 +177,11 @@ class _Conversion:
         }
         if policy.pop("suspend", False) and not fields["queue"]:
             self.notes.append("spec.runPolicy.suspend is left out: flk suspend JOB suspends the job")
-        if policy.pop("schedulingPolicy", None):
+        if scheduling := self._mapping("spec.runPolicy.schedulingPolicy", policy.pop("schedulingPolicy", None)):
             fields["gang"] = "auto"
-            self.notes.append("spec.runPolicy.schedulingPolicy became gang: auto, all pods or none")
+            self.notes.append(
+                f"spec.runPolicy.schedulingPolicy became gang: auto, all pods or none, without {', '.join(scheduling)}"
+            )
         bounds = [kind for kind in ("min", "max") if f"{kind}Replicas" in elastic]
         fields["elastic"] = {kind: elastic.pop(f"{kind}Replicas") for kind in bounds}
         for name in [key for key in elastic if key.startswith("rdzv") or key == "standalone"]:
@@ -171,11 +190,9 @@ class _Conversion:
             self.notes.append(
                 "spec.elasticPolicy.metrics are left out: flk scale JOB changes the number of pods, no autoscaler"
             )
-        processes = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
-        if str(processes).isdecimal():
-            fields["processes"] = int(str(processes))
-        elif processes == "cpu":
-            self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
+        self.ranks = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
+        if str(self.ranks).isdecimal():
+            fields["processes"] = int(str(self.ranks))
         annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
         for name, given in (("labels", own), ("annotations", annotations)):
             if given:
@@ -204,23 +221,52 @@ class _Conversion:
         others = [container for container in containers if container is not main]
         fields = {**({"restarts": 0} if role.get("restartPolicy") == "Never" else {}), **self._container(path, main)}
         main.pop("name", None)
-        # The pods of flk have volumes of these names: those of the manifest get others.
-        users = (spec, main, *others, *self._mappings(f"{path}.initContainers", spec.get("initContainers")))
-        for part in [part for user in users for part in (user.get("volumes") or user.get("volumeMounts") or ())]:
-            if part.get("name") in _VOLUMES:
-                part["name"] += "-data"
-        if "serviceAccountName" in spec:
-            spec.setdefault("automountServiceAccountToken", True)  # as in Kubernetes
+        users = [spec, main, *others, *self._mappings(f"{path}.initContainers", spec.pop("initContainers", None))]
+        self._name_volumes(path, users)
+        self._keep_security(path, users, setup=fields["setup"].startswith("("))
+        inits = users[2 + len(others) :]
+        spec |= {"initContainers": inits} if inits else {}
+        if {"serviceAccountName", "serviceAccount"} & spec.keys():
+            spec.setdefault("automountServiceAccountToken", None)  # as Kubernetes has it
         if main or others:
             spec["containers"] = [{"name": PyTorchJob.container, **main}, *others]
         metadata = self._mapping(f"{above}.template.metadata", template.get("metadata"))
-        metadata = {key: value for key, value in metadata.items() if value}
-        metadata.pop("name", None)
+        if left := sorted(metadata.keys() - {"name", "creationTimestamp", "labels", "annotations"}):
+            self.notes.append(f"template.metadata is left out: {', '.join(left)}")
+        kinds = {key: self._mapping(f"{above}.template.metadata.{key}", metadata.get(key)) for key in _MARKS}
+        metadata = {key: value for key, value in kinds.items() if value}
         patch = {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
         if count is not None and not isinstance(count, int):
             self.refused.append(f"spec.{_PODS}.{name}.replicas: must be a number (is {count!r})")
             count = None
         return 1 if count is None else count, {**fields, **({"patch": patch} if patch else {})}
+
+    def _name_volumes(self, path: str, users: list[dict[str, Any]]) -> None:
+        """Rename the volumes of a pod, of its training container and of others that have the names of flk's own."""
+        for user in users:
+            for key in [key for key in ("volumes", "volumeMounts", "volumeDevices") if key in user]:
+                if items := self._mappings(f"{path}.{key}", user.pop(key)):  # an empty list would remove flk's
+                    user[key] = items
+        mounts = users[1].get("volumeMounts", [])
+        in_memory = any((mount.get("name"), mount.get("mountPath")) == ("shm", pod_layout.SHM) for mount in mounts)
+        own = [*_VOLUMES, *([] if in_memory else ["shm"])]
+        taken = [volume.get("name") for volume in users[0].get("volumes", [])]
+        names = {name: next(new for n in count(1) if (new := name + n * "-data") not in taken) for name in own}
+        parts = [part for user in users for key in user if key.startswith("volume") for part in user[key]]
+        for part in [part for part in parts if part.get("name") in names]:
+            part["name"] = names[part["name"]]
+
+    def _keep_security(self, path: str, users: list[dict[str, Any]], *, setup: bool) -> None:
+        """Remove flk's security contexts from a pod that has one; together they are what neither means."""
+        if any(user.get("securityContext") for user in users):
+            for user, nulls in zip(users, (_POD_NULLS, _CONTAINER_NULLS), strict=False):
+                given = self._mapping(f"{path}.securityContext", user.get("securityContext"))
+                user["securityContext"] = patched(nulls, given) if given else None
+        elif setup:
+            self.notes.append(
+                f"setup runs as user {USER} in the folder of the image: where only root may write there, "
+                "patch.spec.securityContext says who runs it"
+            )
 
     def _container(self, path: str, main: dict[str, Any]) -> dict[str, Any]:
         """Take what flk has fields for out of the training container."""
@@ -244,21 +290,35 @@ class _Conversion:
         try:
             resources, left = _resources(**amounts)
             fields |= {"resources": resources} if resources else {}
-            main["resources"] = {
+            main["resources"] = {kind: given[kind] for kind in given if kind not in amounts} | {
                 kind: rest for kind, of in amounts.items() if (rest := {name: of[name] for name in of if name in left})
             }
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
-            folder, command = _command(words, folder, env)
+            folder, command = _command(words, folder, env, fields.get("processes", self.ranks))
             env |= self._env(f"{where}.command", command.pop("exported", None), fields)[0]
             fields |= command
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
+        if (ranks := fields.get("processes", self.ranks)) == "cpu":
+            self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
+        elif ranks == "auto":
+            fields.pop("processes", None)
+            if "gpu" not in fields.get("resources", {}):
+                self.notes.append(
+                    "nprocPerNode auto became one rank in each pod, which names no GPUs; processes: N gives others"
+                )
         # Ranks start in a folder of their own, where they may write. There they find the files of this one, also those
         # that the setup adds to it.
         links = f"ln -sf {_place(folder)}/* ."
         fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
+        for mount in self._mappings(f"{where}.volumeMounts", main.get("volumeMounts")):
+            if PurePosixPath(folder).is_relative_to(str(mount.get("mountPath"))):
+                self.notes.append(
+                    f"ranks start in {pod_layout.WORK_FOLDER}, not in the volume at {mount.get('mountPath')}: "
+                    "what they write there by a relative path is lost with the pod"
+                )
         if env:
             fields["env"] = env
         main |= {"env": kept}
@@ -285,7 +345,7 @@ class _Conversion:
             elif source or "$(" in str(value):
                 kept.append(variable)
             else:
-                env[name] = "" if value is None else str(value)
+                env[name] = "" if value is None else str(value).replace("$$", "$")
         return env, kept
 
 
@@ -315,8 +375,8 @@ def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> tuple[
     return {name: amount for name, amount in resources.items() if amount is not None}, kept
 
 
-def _command(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the folder in which a container's command runs, and the fields for it.
+def _command(words: list[str], folder: str, env: Mapping[str, str], ranks: Any) -> tuple[str, dict[str, Any]]:
+    """Return the folder in which a container's command runs, and the fields for it. ``ranks``: those of a pod so far.
 
     A folder that is relative is one in the image's WORKDIR. The fields are ``command``, and where it says so
     ``processes``, ``setup`` and others; ``exported`` has the variables of a shell as a container's ``env`` has them.
@@ -324,12 +384,12 @@ def _command(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str
     """
     if not words:
         raise ValueError("is that of the image, which flk does not know: write it into the manifest")
-    words = [_NAMED.sub(lambda found: env.get(found[1], found[0]), word) for word in words]
+    words = [_NAMED.sub(lambda found: env.get(found[1], found[0]) if found[1] else "$", word) for word in words]
     setup, dynamic = dict[str, Any](), frozenset("$")
     if _SHELL.fullmatch(words[0]):
         folder, setup, words = _shell(words, folder, env)
         dynamic = _DYNAMIC
-    if launched := _launched(words):
+    if launched := _launched(words, ranks):
         fields, words = launched
     elif _PYTHON.fullmatch(words[0]):
         fields, words = {"processes": 1}, _options(words)
@@ -349,6 +409,8 @@ def _command(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str
         raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
     if words[0] != "-m":
         words = [str(PurePosixPath(folder if folder.startswith("/") else "") / words[0]), *words[1:]]
+    if outside := next((word for word in words if _OUTSIDE.match(word)), None):
+        raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
     return folder, {"command": words, **fields, **setup}
 
 
@@ -357,21 +419,22 @@ def _options(words: list[str]) -> list[str]:
     return [*dropwhile(lambda word: word in ("-u", "-O", "-B", "-s"), words[1:])]
 
 
-def _launched(words: list[str]) -> tuple[dict[str, Any], list[str]] | None:
+def _launched(words: list[str], ranks: Any = None) -> tuple[dict[str, Any], list[str]] | None:
     """Return the fields, and the script with its arguments, of a command that starts ranks; None of any other."""
-    if words[:2] == ["accelerate", "launch"]:
-        return {}, ["-m", "flk_hosts.accelerate_launch", *words[2:]]
+    module = _options(words) if _PYTHON.fullmatch(words[0]) else words
+    if module[:2] in (["accelerate", "launch"], ["-m", "accelerate.commands.launch"]):
+        return {}, ["-m", "flk_hosts.accelerate_launch", *module[2:]]
     if PurePosixPath(words[0]).name == "torchrun":
-        return _torchrun(words[1:])
-    module = _options(words) if _PYTHON.fullmatch(words[0]) else []
+        return _torchrun(words[1:], ranks)
     starts = module[:1] == ["-m"] and {*module[1:2]} & {*_LAUNCHERS}
-    return _torchrun(module[2:], passes_rank=module[1] == _LAUNCHERS[-1]) if starts else None
+    return _torchrun(module[2:], ranks, passes_rank=module[1] == _LAUNCHERS[-1]) if starts else None
 
 
-def _torchrun(words: list[str], *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
+def _torchrun(words: list[str], ranks: Any, *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Return the fields that torchrun's options become, and the script with its arguments.
 
-    ``passes_rank``: without --use-env, the launcher gives the script the number of the rank in its pod, too.
+    ``ranks`` are those of a pod, unless an option says so. ``passes_rank``: without --use-env, the launcher gives the
+    script the number of the rank in its pod, too.
     """
     fields: dict[str, Any] = {}
     module = False
@@ -387,13 +450,15 @@ def _torchrun(words: list[str], *, passes_rank: bool = False) -> tuple[dict[str,
             value, words = words[0] if words else "", words[1:]
         if option == "--nproc-per-node" and value.isdecimal():
             fields["processes"] = int(value)
+        elif option == "--nproc-per-node" and value == "auto":
+            fields["processes"] = value
         elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
             raise ValueError(f"{option}: must be a number (is {value!r})")
         elif option == "--max-restarts":
             fields["restarts"] = int(value) if value.isdecimal() else value
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
             fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
-    if passes_rank and fields.get("processes") != 1:
+    if passes_rank and str(fields.get("processes", ranks)) != "1":
         raise ValueError(
             f"{_LAUNCHERS[-1]} gives each rank its --local-rank: add --use-env, for a script that needs none"
         )
@@ -421,18 +486,25 @@ def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, 
     except ValueError:  # no command, or a quote without an end
         before, command = [], []
     given = [*takewhile(_ASSIGNMENT.match, command)]
-    if len(given) == len(command) or _BACKGROUND.search(_QUOTED.sub("", text)):
+    if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_QUOTED.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
     entered, exported = _effects([*before, ["export", *given]], folder)
     fields: dict[str, Any] = {"exported": exported}
     known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
-    command = shlex.split(_EXPANSION.sub(lambda found: _value(found, known), commands[-1][0]))[len(given) :]
+    command = shlex.split(_UNEXPANDED.sub(lambda part: _expanded(part, known), commands[-1][0]))[len(given) :]
     if command[:1] == ["exec"]:
         command.pop(0)
     if any(parts[0] not in ("cd", "export", "set") for parts in before):
         setup = text[: commands[-2].end()].strip()
+        if "&&" not in text[commands[-2].end() : commands[-1].start()]:  # the last one runs also after another failed
+            setup = f"{text[: commands[-1].start()]} true"
         fields["setup"] = f"(cd {_place(folder)} && {shlex.join([*words[:-1], setup])})"
     return entered, fields, command
+
+
+def _expanded(part: re.Match[str], known: Mapping[str, str]) -> str:
+    """Return a part of a shell's command with the values of known variables, which it replaces but in single quotes."""
+    return part[0] if part[1] else _EXPANSION.sub(lambda found: _value(found, known), part[0])
 
 
 def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
@@ -450,7 +522,7 @@ def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str
     for words in commands:
         parts = [*dropwhile(_ASSIGNMENT.match, words)] or [""]
         known = not any(_EXPANDED & {*part} for part in parts)
-        if _launched(parts):
+        if {*_LAUNCHERS} & {*parts} or _launched(parts):
             raise ValueError(f"{' '.join(words)}: is a training before the last command: make a job of each")
         if parts[0] in _OF_SHELLS:
             raise ValueError(f"{' '.join(words)}: {_SHELL_PROGRAM}")
@@ -461,7 +533,7 @@ def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str
         elif (
             parts[0] in ("", *_OF_VARIABLES)
             or parts[1:2] == ["activate"]
-            or re.search(r"\|\| (cd|export|source|\.) ", " ".join(words))
+            or re.search(r"\|\| (cd|export|source|\.) |^printf -v ", " ".join(words))
         ):
             raise ValueError(
                 f"{' '.join(words)}: ranks do not see what a shell before them does: give it as env or workingDir"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         None,
     ),
     "rank by Kubernetes": (["torchrun", "--nproc-per-node=$(PET_NPROC_PER_NODE)", "/a.py"], None, ["/a.py"], None),
+    "old launcher of one rank by the operator": (
+        ["sh", "-c", "export PET_NPROC_PER_NODE=1 && python -m torch.distributed.launch --use_env /a.py"],
+        None,
+        ["/a.py"],
+        1,
+    ),
+    "accelerate as a module": (
+        ["python", "-m", "accelerate.commands.launch", "--num_processes", "8", "/a.py"],
+        None,
+        ["-m", "flk_hosts.accelerate_launch", "--num_processes", "8", "/a.py"],
+        None,
+    ),
+    "folder above": (
+        ["python", "../b/a.py", "--x=/c/../d", "..."],
+        "/app",
+        ["/app/../b/a.py", "--x=/c/../d", "..."],
+        1,
+    ),
     "folder after other commands": (
         ["bash", "--login", "-c", "set -e; # it's\ngit clone x /b && cd /b || exit 1\n cd src && torchrun a.py"],
         None,
@@ -111,8 +130,9 @@ def test_the_program_that_starts_ranks_is_left_out(case: str) -> None:
 
 def test_commands_before_the_script_are_the_setup_which_their_shell_runs() -> None:
     before = "set -e\ntest -d /data && pip install 'einops>0' && cd /app"
+    setup = f"{before}\n true"
     job = fields(manifest(container={"command": ["bash", "-ec", f"{before}\nexec python train.py"]}))
-    assert job["setup"] == f"(cd {WORKDIR} && {shlex.join(['bash', '-ec', before])}) && ln -sf /app/* ."
+    assert job["setup"] == (f"(cd {WORKDIR} && {shlex.join(['bash', '-ec', setup])}) && ln -sf /app/* .")
     assert job["command"] == ["/app/train.py"]
     assert "patch" not in job
 
@@ -172,7 +192,7 @@ def test_a_command_without_a_folder_runs_where_the_image_does() -> None:
     text = "pip install -r requirements.txt; cd 'my src'; torchrun train.py"
     shell = fields(manifest(container={"command": ["sh", "-c", text]}))
     assert shell["command"] == ["train.py"]
-    before = shlex.join(["sh", "-c", "pip install -r requirements.txt; cd 'my src'"])
+    before = shlex.join(["sh", "-c", "pip install -r requirements.txt; cd 'my src'; true"])
     assert shell["setup"] == f"(cd {WORKDIR} && {before}) && ln -sf {WORKDIR}/'my src'/* ."
 
 
@@ -185,7 +205,14 @@ def test_a_variable_with_a_known_value_is_replaced_as_by_kubernetes_and_by_a_she
     assert (shell["command"], shell["processes"]) == (["/a.py", "--lr=3", "--size", "2"], 2)
 
 
-@pytest.mark.parametrize("word", ["'$LR'", "$NAMES", "$KEY", "$LATER"])
+@pytest.mark.parametrize("between", ["&&", ";", "\n", "&& \n", ";\n"])
+def test_a_setup_whose_last_command_fails_ends_the_job_where_the_shell_would_not_go_on(between: str) -> None:
+    job = fields(manifest(container={"command": ["sh", "-c", f"true; false {between} python /a.py"]}))
+    setup = job["setup"].partition(" && ")[2].rpartition(") && ")[0]
+    assert subprocess.run(["sh", "-c", setup], check=False).returncode == (1 if "&&" in between else 0)
+
+
+@pytest.mark.parametrize("word", ["'$LR'", "$NAMES", "$KEY", "$LATER", r"\$LR", r'"\$LR"', "\"don't\" '$LR'", "$$$$LR"])
 def test_a_variable_that_a_shell_may_replace_otherwise_is_refused(word: str) -> None:
     env = [
         {"name": "LR", "value": "1"},
@@ -325,6 +352,7 @@ def test_volumes_with_the_names_of_flks_own_stay_volumes_of_the_manifest() -> No
         {"name": "shm", "hostPath": {"path": "/dev/shm"}},
     ]
     mounts = [{"name": "work", "mountPath": "/work"}, {"name": "checkpoint", "mountPath": "/kept"}]
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})
     init = {"name": "fetch", "image": "busybox:1", "volumeMounts": [{"name": "work", "mountPath": "/to"}]}
     text = manifest(container={"volumeMounts": mounts}, pod={"volumes": volumes, "initContainers": [init]})
     spec = pod_template(validated(fields(text)), Bundle(), [])["spec"]
@@ -338,9 +366,123 @@ def test_volumes_with_the_names_of_flks_own_stay_volumes_of_the_manifest() -> No
     assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "work-data"
 
 
-def test_pods_with_a_service_account_get_its_token() -> None:
-    spec = pod_template(validated(fields(manifest(pod={"serviceAccountName": "reader"}))), Bundle(), [])["spec"]
-    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", True)
+def test_a_renamed_volume_gets_a_free_name_wherever_it_is_used() -> None:
+    volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in ("work", "work-data", "shm")]
+    container = {
+        "volumeDevices": [{"name": "work", "devicePath": "/dev/a"}],
+        "volumeMounts": [{"name": "work-data", "mountPath": "/b"}, {"name": "shm", "mountPath": "/c"}],
+    }
+    spec = pod_template(validated(fields(manifest(container=container, pod={"volumes": volumes}))), Bundle(), [])[
+        "spec"
+    ]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert paths == {"work-data-data": "/work", "work-data": "/work-data", "shm-data": "/shm"}
+    main = spec["containers"][0]
+    assert main["volumeDevices"][0]["name"] == "work-data-data"
+    names = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
+    assert (names["/b"], names["/c"], names["/dev/shm"]) == ("work-data", "shm-data", "shm")
+
+
+def test_lists_without_volumes_leave_those_of_flk() -> None:
+    text = manifest(container={"volumeMounts": [None]}, pod={"volumes": []})
+    spec = pod_template(validated(fields(text)), Bundle(), [])["spec"]
+    assert {mount["name"] for mount in spec["containers"][0]["volumeMounts"]} <= {v["name"] for v in spec["volumes"]}
+    assert {"work", "shm"} <= {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize("name", ["serviceAccountName", "serviceAccount"])
+def test_whether_pods_with_a_service_account_get_its_token_is_decided_by_kubernetes(name: str) -> None:
+    spec = pod_template(validated(fields(manifest(pod={name: "reader"}))), Bundle(), [])["spec"]
+    assert spec[name] == "reader"
+    assert "automountServiceAccountToken" not in spec
+
+
+@pytest.mark.parametrize(
+    ("pod", "container"),
+    [
+        ({"runAsUser": 0}, None),
+        ({"fsGroup": 2000}, None),
+        (None, {"privileged": True}),
+        ({"runAsNonRoot": True}, {"capabilities": {"add": ["IPC_LOCK"]}}),
+    ],
+)
+def test_a_security_context_of_the_manifest_is_not_mixed_with_flks(pod: Any, container: Any) -> None:
+    text = manifest(pod={"securityContext": pod}, container={"securityContext": container})
+    converted = validated(yaml.safe_load(job_file(convert(text, "-"))))
+    spec = pod_template(converted, Bundle(), [])["spec"]
+    assert spec.get("securityContext") == pod
+    main = spec["containers"][0].get("securityContext") or {}
+    assert {name: value for name, value in main.items() if value != {}} == (container or {})
+
+
+def test_a_setup_that_runs_as_another_user_than_the_manifests_is_said() -> None:
+    container = {"command": ["sh", "-c", "wget http://x && python /a.py"]}
+    said = "setup runs as user 10001"
+    assert any(note.startswith(said) for note in convert(manifest(container=container), "-").notes)
+    pod = {"securityContext": {"runAsUser": 0}}
+    for text in (manifest(), manifest(container=container, pod=pod)):
+        assert not any(note.startswith(said) for note in convert(text, "-").notes)
+
+
+@pytest.mark.parametrize(("path", "said"), [("/data", True), ("/data/a", True), ("/data/a/b", False), ("/dat", False)])
+def test_a_folder_in_a_volume_is_said_to_be_left(path: str, said: bool) -> None:
+    container = {"workingDir": "/data/a", "volumeMounts": [{"name": "data", "mountPath": path}]}
+    notes = convert(manifest(container=container), "-").notes
+    assert any(f"ranks start in /flk/work, not in the volume at {path}: " in note for note in notes) == said
+
+
+def test_what_the_metadata_of_one_role_has_besides_labels_is_left_out() -> None:
+    data = yaml.safe_load(manifest())
+    worker = data["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    worker["metadata"] = {"namespace": "t", "finalizers": ["a/b"], "creationTimestamp": None, "name": "x"}
+    found = convert(yaml.safe_dump(data), "old.yaml")
+    assert "patch" not in found.fields
+    assert "template.metadata is left out: finalizers, namespace" in found.notes
+
+
+def test_claims_of_devices_stay_as_they_are() -> None:
+    claims = [{"name": "gpu"}]
+    job = fields(manifest(container={"resources": {"claims": claims, "limits": {"cpu": 1}}}))
+    assert job["patch"]["spec"]["containers"][0]["resources"] == {"claims": claims}
+
+
+def test_what_a_scheduling_policy_has_is_named() -> None:
+    policy = {"schedulingPolicy": {"queue": "research", "minAvailable": 2}}
+    found = convert(manifest(spec={"runPolicy": policy}), "old.yaml")
+    assert found.fields["gang"] == "auto"
+    assert any(
+        "schedulingPolicy became gang: auto" in n and n.endswith("without minAvailable, queue") for n in found.notes
+    )
+
+
+@pytest.mark.parametrize("option", [[], ["--nproc-per-node=auto"]])
+def test_ranks_by_the_cpus_of_a_node_are_said_to_be_one(option: list[str]) -> None:
+    spec = {} if option else {"nprocPerNode": "auto"}
+    for gpus, said in (({}, True), ({"nvidia.com/gpu": 2}, False)):
+        container = {"command": ["torchrun", *option, "/a.py"], "resources": {"limits": gpus}}
+        found = convert(manifest(container=container, spec=spec), "old.yaml")
+        assert "processes" not in found.fields
+        assert any("nprocPerNode auto became one rank" in note for note in found.notes) == said
+
+
+@pytest.mark.parametrize(
+    ("processes", "command", "ranks"),
+    [
+        ("cpu", ["torchrun", "--nproc_per_node=2", "/a.py"], 2),
+        ("1", ["python", "-m", "torch.distributed.launch", "/a.py"], 1),
+    ],
+)
+def test_the_number_of_ranks_that_the_manifest_has_at_another_place_counts(
+    processes: str, command: list[str], ranks: int
+) -> None:
+    job = fields(manifest(container={"command": command}, spec={"nprocPerNode": processes}))
+    assert job["processes"] == ranks
+
+
+def test_two_dollars_are_one_as_in_kubernetes() -> None:
+    env = [{"name": "PRICE", "value": "1$$2"}, {"name": "LR", "value": "3"}]
+    job = fields(manifest(container={"command": ["sh", "-c", "python /a.py $$LR"], "env": env}))
+    assert (job["command"], job["env"]["PRICE"]) == (["/a.py", "3"], "1$2")
 
 
 def test_a_job_inside_of_another_object_is_found() -> None:
@@ -361,9 +503,12 @@ BEFORE: dict[str, tuple[str, ...]] = {
             "test -d /a || cd /b",
         ),
         *("export A=`hostname`", "export A=$B", "export A", "A=1"),
+        *("read A < /a", "declare -x A=5", "let A=A+1", "readonly A=1", "mapfile A < /a", "printf -v A x"),
     ),
     "is a training before the last command: make a job of each": (
         *("torchrun /b.py", "A=1 accelerate launch /b.py", "python -m torch.distributed.run /b.py"),
+        *("timeout 9 python -m torch.distributed.run /b.py", "python -W ignore -m torch.distributed.run /b.py"),
+        "python -m torch.distributed.launch --nproc_per_node=2 /b.py",
     ),
     "is a shell program of its own": ("if true; then cd /b; fi", "for x in a; do b; done", "ulimit -l 1", "umask 0"),
 }
@@ -383,6 +528,8 @@ SHAPES: dict[str, tuple[tuple[Any, ...], Any]] = {
     ".env: must be a list": (("template", "spec", "containers", 0, "env"), {"A": "b"}),
     ".env: a variable has no name": (("template", "spec", "containers", 0, "env"), [{"value": "b"}]),
     ".resources: must be a mapping": (("template", "spec", "containers", 0, "resources"), ["cpu"]),
+    ".volumeMounts: must be a list": (("template", "spec", "containers", 0, "volumeMounts"), {"a": "/a"}),
+    ".volumes[0]: must be a mapping": (("template", "spec", "volumes"), ["x"]),
     ".command: must be a list": (("template", "spec", "containers", 0, "command"), "python /a.py"),
     ".command: runs a shell script": (("template", "spec", "containers", 0, "command"), ["bash", "train.sh"]),
 }
@@ -445,7 +592,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"container": {"resources": {"limits": {"nvidia.com/gpu": "$GPUS"}}}},
         "resources: nvidia.com/gpu: must be a number (is '$GPUS')",
     ),
-    "a rank for each CPU": ({"spec": {"nprocPerNode": "cpu"}}, "spec.nprocPerNode: must be a number (is 'cpu'"),
+    "a rank for each CPU": (
+        {"container": {"command": ["torchrun", "/a.py"]}, "spec": {"nprocPerNode": "cpu"}},
+        "spec.nprocPerNode: must be a number (is 'cpu'",
+    ),
+    "no command": ({"container": {"command": ["sh", "-c", "exec"]}}, "command: is a shell program of its own"),
+    "a change of the shell on a condition": (
+        {"container": {"command": ["sh", "-c", "[ -f /x ] && export LR=2; python /a.py"]}},
+        "command: is a shell program of its own",
+    ),
+    "script above the folder of the image": (
+        {"container": {"command": ["sh", "-c", "cd src && python ../train.py"]}},
+        "command: ../train.py: ranks start in a folder of their own: give the full path",
+    ),
+    "file above the folder": (
+        {"container": {"command": ["python", "/a.py", "--config=../a.yaml"]}},
+        "command: --config=../a.yaml: ranks start in a folder of their own",
+    ),
     "unknown field": ({"spec": {"successPolicy": "AllWorkers"}}, "spec.successPolicy: has no counterpart in a job"),
     "unknown role": ({"roles": {"Worker": 1, "PS": 1}}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob"),
 }
