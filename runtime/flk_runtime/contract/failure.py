@@ -303,6 +303,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
 _SOURCE_FILE = r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*"  # of torch, on the machine that built it
 _LINE_LIMIT = 300  # characters of a message in a line for people
 _COMPARED = 200  # characters of a message that are compared; histories keep 300
+_VARYING = r"0x[0-9a-fA-F]+|\d+"  # addresses and numbers
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -351,10 +352,7 @@ class Failure:
         values = [getattr(self, name) for name in self.kind.meaning.same]
         return (
             self.kind,
-            *(
-                re.sub(r"0x[0-9a-fA-F]+|\d+", "#", each)[:_COMPARED] if isinstance(each, str) else each
-                for each in values
-            ),
+            *(re.sub(_VARYING, "#", each)[:_COMPARED] if isinstance(each, str) else each for each in values),
         )
 
     @property
@@ -402,10 +400,12 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 _EXITED: Final = Kind.EXIT.meaning.predicate
 
+_TIMEOUT: Final = r"(?i)tim(ed |e)out|Watchdog caught"  # a rank waited for a peer that still ran
+
 
 def kind_of_loss(text: str) -> Kind:
     """The kind of a failure that is secondary: the connection broke, or by its text, the peer did not come in time."""
-    return Kind.TIMEOUT if re.search(r"(?i)tim(ed |e)out|Watchdog caught", text) else Kind.CONNECTION
+    return Kind.TIMEOUT if re.search(_TIMEOUT, text) else Kind.CONNECTION
 
 
 def kind_of_container(reason: str, exit_code: int | None, number: int | None) -> Kind:
