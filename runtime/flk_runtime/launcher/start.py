@@ -195,10 +195,11 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
         if settings.fork:
             preload(
                 script,
+                Path(settings.work),
                 settings.preload,
                 user_env.STRATEGY.read(os.environ),
                 makes_steps=settings.makes_steps,
-                module=None if script else module_file(settings.command[1], settings.work),
+                module=None if script else module_file(settings.command[1], Path(settings.work)),
             )
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there
