@@ -333,6 +333,21 @@ def test_the_end_of_a_job_and_of_its_latest_attempt_are_alarms() -> None:
     assert watched(said) == (False, [failure.summary])
 
 
+@pytest.mark.parametrize(("looks", "right"), [(1, True), (1000, False)])
+def test_a_job_that_neither_trains_again_nor_ends_counts_as_wrong(
+    looks: int, *, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: diagnosis.Diagnosis) -> None:
+        raise diagnosis.NotTrainingError("the job does not train")
+
+    found = diagnosis.Diagnosis(None, Path(), 2)  # type: ignore[arg-type]
+    found._job = Launchers(diagnosis.Said(), looks)  # type: ignore[assignment]
+    monkeypatch.setattr(diagnosis.Diagnosis, "_training_job", never)
+    outcome = found._after_recovery(diagnosis.Outcome(fault("missing file"), 0, 1.0, True, True))
+    assert outcome.verdicts == {"rank": right, "cause": right}
+    assert found._job is None
+
+
 def test_false_alarms_are_judged_from_enough_hours_on_and_have_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure.rate_bound(0, 2) == pytest.approx(1.498, abs=0.001)
     assert measure.rate_bound(3, 1) == pytest.approx(7.754, abs=0.001)
