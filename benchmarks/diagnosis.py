@@ -567,6 +567,7 @@ def main() -> int:
 def report_alarms(report: measure.Report, diagnosis: Diagnosis) -> None:
     """Add the rate of false alarms. Those before faults count too, but not the time there."""
     hours = diagnosis.calm_seconds / 3600
+    print(f"false alarms, those before faults too: {len(diagnosis.false_alarms)}")
     if hours:
         what = "false alarms per hour without a fault"
         report.rate(what, len(diagnosis.false_alarms), hours, ENOUGH_HOURS, measure.at_most(0))
