@@ -159,11 +159,12 @@ class Result:
 
     @property
     def span(self) -> str:
-        """The interval; without one the number of rounds, which are too few, or that the result is computed."""
+        """The interval; without one how many rounds or trials there were, or that the result is computed."""
         if self.interval is None:
             return "computed"
         if self.interval.coverage < CONFIDENCE:
-            return "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+            what = "trial" if self.unit == "trials" else "round"
+            return f"{self.rounds} {what}{'s' if self.rounds > 1 else ''}"
         return f"{self.interval.low:.3f} to {self.interval.high:.3f}"
 
     def __str__(self) -> str:

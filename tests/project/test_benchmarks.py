@@ -60,7 +60,7 @@ def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
         (198, 200, "0.964 to 0.997", Verdict.MET),
         (192, 200, "0.923 to 0.980", Verdict.UNDECIDED_MEETS),
         (170, 200, "0.794 to 0.893", Verdict.MISSED),
-        (72, 72, "72 rounds", Verdict.NOT_JUDGED),  # Wilson's interval begins at 0.9493
+        (72, 72, "72 trials", Verdict.NOT_JUDGED),  # Wilson's interval begins at 0.9493
         (73, 73, "0.950 to 1.000", Verdict.MET),
     ],
 )
