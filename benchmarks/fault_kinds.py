@@ -1,6 +1,8 @@
 """The faults that diagnosis.py injects: a row for each, with how it is made, and what the job's record has to say.
 
-The rows of `tests.support.failure_kinds` that end one rank by themselves belong to them.
+The rows of `tests.support.failure_kinds` that end one rank by themselves belong to them. `GROUPS` has all of them.
+These kinds are missing, since they take a cluster or a machine that these processes do not have: a container that is
+out of memory, a file server (NFS) that hangs, a wrong image, a quota that is used up, and all faults of GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk_runtime.contract.failure import Kind
+from flk_runtime.launcher.hangs.detector import CPU_PATIENCE
 from tests.support import failure_kinds
 
 HANG_LIMIT: Final = 5.0  # seconds without progress; flk's default is minutes
@@ -25,7 +28,7 @@ class Who(enum.Enum):
 
     RANK = "the rank that the fault hits"
     POD = "the pod that the fault hits"
-    ANY = "any rank, since the fault is between them"
+    ANY = "any rank, since the fault is between them; no share counts it"
 
 
 class Act(enum.Enum):
@@ -57,9 +60,10 @@ class Fault:
     type: str = ""
     signal: int | None = None
     exit_code: int | None = None
-    words: str = ""  # in the summary or the details of the failure
+    words: str = ""  # in the summary of the failure, or in the details or the stack of the rank that the fault hits
+    own_words: tuple[str, ...] = ()  # one of them in the summary: flk's own sentence, not a line of the fault's code
     limit: float = 0.0  # seconds that flk has to wait by its settings before it may call this a fault
-    slow: bool = False  # the rank becomes slow, and nothing ends
+    slow: bool = False  # the rank becomes slow, and nothing ends; the record does not say why, so no cause is judged
 
     @property
     def module(self) -> str:
@@ -133,6 +137,7 @@ LOADERS: Final = (
     Fault("worker of a loader is killed", act=Act.KILL_WORKER, words="DataLoader worker"),
 )
 _STUCK: Final = (Kind.HANG,)
+DIFFERENT_CALLS: Final = "the ranks called different collectives, or one with other sizes"
 HANGS: Final = (
     Fault("hang in the loop", "time.sleep(1000)", kinds=_STUCK, limit=HANG_LIMIT, words="time.sleep(1000)"),
     Fault("hang in forward", "time.sleep(1000)", place="forward", kinds=_STUCK, limit=HANG_LIMIT, words="sleep(1000)"),
@@ -191,21 +196,22 @@ HANGS: Final = (
         limit=HANG_LIMIT,
         words="imports a module",
     ),
-    Fault("endless loop", "while True: pass", kinds=_STUCK, limit=4 * HANG_LIMIT, words="while True: pass"),
+    # A rank that computes has CPU_PATIENCE times the limit: 20 s here, and 32 minutes by flk's defaults.
+    Fault("endless loop", "while True: pass", kinds=_STUCK, limit=CPU_PATIENCE * HANG_LIMIT, words="while True: pass"),
     Fault("stopped rank", act=Act.STOP_RANK, kinds=_STUCK, limit=HANG_LIMIT, words="stopped (SIGSTOP)"),
     Fault(
         "other collective",
         "dist.broadcast(torch.ones(1), 0)\ntime.sleep(1000)",
         kinds=(Kind.HANG, Kind.SIGNAL),
         limit=HANG_LIMIT,
-        words="broadcast",
+        own_words=("is in broadcast", DIFFERENT_CALLS),
     ),
     Fault(
         "collective of one rank",
         "dist.barrier()\ntime.sleep(1000)",
         kinds=(Kind.HANG, Kind.SIGNAL),
         limit=HANG_LIMIT,
-        words="barrier",
+        own_words=("is in barrier", DIFFERENT_CALLS),
     ),
     Fault(
         "sizes that differ between ranks",
@@ -213,15 +219,16 @@ HANGS: Final = (
         who=Who.ANY,
         kinds=(Kind.SIGNAL, Kind.EXCEPTION, Kind.HANG),
         limit=HANG_LIMIT,
+        own_words=("with sizes", DIFFERENT_CALLS),
     ),
 )
 PROCESSES: Final = (
     Fault("rank killed from outside", act=Act.KILL_RANK, kinds=(Kind.KILLED,), signal=signal.SIGKILL),
     Fault("rank ended from outside", act=Act.END_RANK, kinds=(Kind.KILLED, Kind.EXIT)),
 )
-_LOST: Final = (Kind.LOST, Kind.CONTAINER_KILLED)
+_LOST: Final = (Kind.LOST,)
 PODS: Final = (
-    Fault("launcher killed", act=Act.KILL_LAUNCHER, who=Who.POD, kinds=_LOST),
+    Fault("launcher killed", act=Act.KILL_LAUNCHER, who=Who.POD, kinds=(Kind.CONTAINER_KILLED,)),
     Fault("pod ended", act=Act.END_LAUNCHER, who=Who.POD, kinds=(Kind.PREEMPTED,)),
     Fault("pod stands still", act=Act.STOP_POD, who=Who.POD, kinds=_LOST, limit=LEASE),
     Fault("cut both ways", act=Act.CUT, who=Who.POD, kinds=_LOST, limit=LEASE),
@@ -229,9 +236,12 @@ PODS: Final = (
     Fault("cut of what is sent", act=Act.CUT_SENDS, who=Who.POD, kinds=_LOST, limit=LEASE),
 )
 SLOW: Final = (
-    Fault("slow by processor", "faulty.slow = faulty.compute", slow=True, limit=SLOW_WINDOW),
-    Fault("slow by files", "faulty.slow = faulty.write", slow=True, limit=SLOW_WINDOW),
-    Fault("slow by sleep", "faulty.slow = time.sleep", slow=True, limit=SLOW_WINDOW),
+    Fault(
+        "slow rank, by processor, files or sleep",
+        "ways = (faulty.compute, faulty.write, time.sleep)\nfaulty.slow = ways[os.getpid() % 3]",
+        slow=True,
+        limit=SLOW_WINDOW,
+    ),
 )
 
 
@@ -250,4 +260,11 @@ def of_tests() -> Iterator[Fault]:
             )
 
 
-FAULTS: Final = (*of_tests(), *EXCEPTIONS, *LOADERS, *HANGS, *PROCESSES, *PODS, *SLOW)
+# By group, which has a share of its own, its faults.
+GROUPS: Final[dict[str, tuple[Fault, ...]]] = {
+    "ranks that end": (*of_tests(), *EXCEPTIONS, *LOADERS, *PROCESSES),
+    "hangs": HANGS,
+    "pods and network": PODS,
+    "slow ranks": SLOW,
+}
+FAULTS: Final = tuple(fault for group in GROUPS.values() for fault in group)

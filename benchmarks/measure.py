@@ -108,12 +108,32 @@ def _coverage(count: int, outside: int) -> float:
 
 
 def share_interval(hits: int, count: int) -> Interval:
-    """Wilson's interval for the probability of a hit, of which there were ``hits`` in ``count`` independent trials."""
+    """Wilson's interval for the probability of a hit, of which there were ``hits`` in ``count`` trials.
+
+    It takes them for independent. Trials that share a kind, a job or a machine are not: they fail together, so that the
+    true probability is outside of this interval more often than it says.
+    """
     quantile = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share, spread = hits / count, quantile**2 / count
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
     return Interval(max(0.0, middle - half), min(1.0, middle + half), CONFIDENCE)
+
+
+def rate_bound(events: int, duration: float) -> float:
+    """The rate above which so few independent ``events`` in a ``duration`` have a probability of 5 % at most.
+
+    Without an event it is 3.0 / ``duration``.
+    """
+
+    def probability(mean: float) -> float:
+        return sum(math.exp(-mean) * mean**number / math.factorial(number) for number in range(events + 1))
+
+    low, high = 0.0, 10.0 + 3.0 * events
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if probability(middle) < 1 - CONFIDENCE else (middle, high)
+    return high / duration
 
 
 @dataclass(frozen=True)
@@ -159,11 +179,12 @@ class Result:
 
     @property
     def span(self) -> str:
-        """The interval; without one the number of rounds, which are too few, or that the result is computed."""
+        """The interval; without one how many rounds or trials there were, or that the result is computed."""
         if self.interval is None:
             return "computed"
         if self.interval.coverage < CONFIDENCE:
-            return "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+            what = "trial" if self.unit == "trials" else "round"
+            return f"{self.rounds} {what}{'s' if self.rounds > 1 else ''}"
         return f"{self.interval.low:.3f} to {self.interval.high:.3f}"
 
     def __str__(self) -> str:
@@ -217,12 +238,13 @@ def skip(reason: str) -> NoReturn:
 def parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
     """A command-line parser with the options of every benchmark. ``rounds`` is the default of --rounds."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=_positive, default=rounds, help=f"measurements of each side (default {rounds})")
+    made.add_argument("--rounds", type=positive, default=rounds, help=f"measurements of each side (default {rounds})")
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE, as lines of JSON")
     return made
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of an option that must be at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1 (is {number})")
@@ -300,6 +322,18 @@ class Report:
         if not goal.is_met(share_interval(count, count).low):
             found = dataclasses.replace(found, coverage=0.0)
         self._add(Result(self.benchmark, what, "trials", hits, count, hits / count, found, count, goal))
+
+    def rate(self, what: str, events: int, hours: float, enough: float, goal: Goal) -> None:
+        """Add the number of events per hour, and print the bound of their true rate.
+
+        It is not judged in fewer hours than ``enough``.
+        """
+        print(
+            f"{what}: {events} in {hours:.2f} hours, so that the true rate is at most {rate_bound(events, hours):.2g}"
+        )
+        unknown = None if hours >= enough else Interval(0.0, rate_bound(events, hours), coverage=0.0)
+        found = Result.computed(self.benchmark, what, events, hours, goal, "events / hours")
+        self._add(dataclasses.replace(found, interval=unknown))
 
     def _add(self, result: Result) -> None:
         self.results.append(result)

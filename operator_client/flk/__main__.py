@@ -13,8 +13,7 @@ from typing import Any
 
 from flk.errors import FlkError
 from flk.user.terminal import print_error
-from flk_runtime.contract import VERSION
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import VERSION, ExitCode
 
 PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has ended
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 
 class FlkError(Exception):

@@ -11,8 +11,7 @@ import sys
 import threading
 
 from flk_diloco.server import Hub
-from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 

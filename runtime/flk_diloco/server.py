@@ -78,7 +78,7 @@ class Hub:
         threading.Thread(target=self._tick, daemon=True).start()
 
     def is_done(self, *, launcher_ended: bool, others: bool) -> bool:
-        """Whether all workers have come and have said that they have finished, or no other one is awaited any more.
+        """Whether all workers have come and have said that they have finished, or no further worker is expected.
 
         Once the launcher has ended, workers are awaited for a minute after the last one has left; if none has come,
         only where there may be ``others``.

@@ -18,6 +18,7 @@ from flk_plan.hardware import (
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
+    Gpu,
     type_of,
 )
 from flk_plan.predict import Prediction, Workload, predict
@@ -25,6 +26,7 @@ from flk_plan.state import optimizer_sizes, units_of
 from flk_runtime.parallel import STRATEGIES
 from flk_runtime.system import mfu
 
+_PRECISION = "flk.Precision()"
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
@@ -39,6 +41,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     gpu, network = cluster.gpu, cluster.network
     half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
     peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
+    savings = list(_savings(captured, gpu))
     assumptions = [
         f"matrix products reach {MATMUL_EFFICIENCY:.0%} of {peak}, attention {ATTENTION_EFFICIENCY:.0%}; other kernels "
         f"reach {MEMORY_EFFICIENCY:.0%} of {gpu.bandwidth / 1e12:.3g} TB/s",
@@ -47,6 +50,8 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"an operation takes at least {LAUNCH_SECONDS * 1e6:.3g} µs",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
+    if _PRECISION in savings:
+        assumptions.append(f"the script computes in float32: set precision={_PRECISION} and plan again to compare")
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
@@ -54,9 +59,18 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "gpu": gpu.name,
         "memory": gpu.memory,
         "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
+        "savings": savings,
         "assumptions": assumptions,
         "warnings": left_out,
     }
+
+
+def _savings(captured: CapturedModel, gpu: Gpu) -> Iterator[str]:
+    """The options that save memory, which the script does not use and can use on these GPUs."""
+    if captured.blocks and not captured.options.recompute:
+        yield "recompute=True"
+    if _dtype(captured) == torch.float32 and gpu.multiplies(torch.bfloat16):
+        yield _PRECISION
 
 
 def unmodelled(captured: CapturedModel) -> Iterator[str]:
@@ -113,7 +127,7 @@ def predictions(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
     work = Workload(
         units_of(captured.model, captured.blocks, states, precision, ends=captured.options.blocks is None),
         captured.trace,
-        captured.autocast or (precision.param if precision else mfu.dtype_of(captured.model) or torch.float32),
+        _dtype(captured),
         precision.param.itemsize if precision else None,
         precision.reduce.itemsize if precision else None,
         optimizers,
@@ -121,6 +135,12 @@ def predictions(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
     )
     names = strategies_of(captured, cluster)
     return [predict(name, work, cluster, shard_size=captured.options.shard_size) for name in names]
+
+
+def _dtype(captured: CapturedModel) -> torch.dtype:
+    """The dtype of the matrix products."""
+    precision = captured.options.precision
+    return captured.autocast or (precision.param if precision else mfu.dtype_of(captured.model) or torch.float32)
 
 
 def _as_dict(row: Prediction) -> dict[str, Any]:

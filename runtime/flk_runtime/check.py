@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env, user_env
 from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight import RankReport

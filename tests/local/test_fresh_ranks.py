@@ -237,8 +237,10 @@ LOOP = """
 
 
 def test_the_steps_of_a_loop_import_no_package_anew(tmp_path: Path) -> None:
+    """With `preload`, as the page on Accelerate says: prepare() imports datasets."""
     pytest.importorskip("accelerate")
+    pytest.importorskip("datasets")
     (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
-    ended = Flk(tmp_path, home=tmp_path)("run", "--processes", "2", "train.py")
+    ended = Flk(tmp_path, home=tmp_path)("run", "--processes", "2", "--preload", "accelerate datasets", "train.py")
     assert ended.code == 0, ended.stderr
     assert ended.stdout.count("imported: []") == 2, ended.stdout

@@ -16,10 +16,11 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
         assert run.is_main and run.device == torch.device("cpu") and run.rank_info.launcher == "alone"
         assert run.mean(3.0) == 3.0
         assert flk.init() is run
+        assert flk.init(device="cpu") is run  # as in a notebook's cell that runs again
         try:
-            flk.init(device="cpu")
+            flk.init(device="cpu", seed=1)
         except ValueError as error:
-            assert "init was already called: call it without arguments for the open run" in str(error)
+            assert "init was already called with other arguments: call flk.init() without arguments" in str(error)
         else:
             raise AssertionError
         run.barrier()
@@ -49,7 +50,7 @@ def test_few_functions_of_flk_run_at_the_start(ranks: Ranks) -> None:
     """
     for world_size in (1, 2):
         for ended in ranks(script, world_size):
-            assert 50 < int(ended.output) <= 80
+            assert int(ended.output) <= 80
 
 
 def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:

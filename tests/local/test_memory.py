@@ -238,3 +238,62 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
     assert all(later >= earlier for earlier, later in itertools.pairwise(steps)), steps
     assert steps[-1] > 0
     assert "AssertionError" not in run.logs_of_all()
+
+
+# It notes the bits of its state after each step, in a file of each attempt.
+TRAINS = """
+    import hashlib, os, pathlib, torch, flk_runtime as flk
+
+    data = torch.utils.data.TensorDataset(torch.randn(512, 64, generator=torch.Generator().manual_seed(1)))
+    run = flk.init(device="cpu", save_every=1, log_every=0, seed=1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 1024), torch.nn.BatchNorm1d(1024), torch.nn.Dropout(0.1), torch.nn.Linear(1024, 64)
+    )
+    model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()))
+    loader = run.loader(data, 8, shuffle=True)
+    states = open(f"states.{run.attempt}.{run.rank}", "w")
+
+    def note():
+        averages = [optimizer.state.get(each, {}) for each in model.parameters()]
+        values = [*model.parameters(), *(state[key] for state in averages for key in sorted(state))]
+        digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in values))
+        print(run.steps, digest.hexdigest(), file=states, flush=True)
+
+    note()
+    pathlib.Path(f"pid.{run.attempt}.{run.rank}").write_text(str(os.getpid()))
+    for _ in loader.epochs(1_000_000):
+        for (batch,) in loader:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+            note()
+"""
+
+
+@pytest.mark.promise("Checkpoints: A rank that is killed while every step is saved goes on with the same bits")
+@pytest.mark.parametrize("kills", [6, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_a_training_that_saves_in_every_step_goes_on_with_the_same_bits_after_kills(
+    forked_pods: Callable[..., Pods], root: Path, kills: int
+) -> None:
+    generator = random.Random(kills)
+    limits = {pod_env.RESTARTS: "1000", user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
+    run = forked_pods(2, 1, script=TRAINS, **limits, **{pod_env.MEMORY_ROOT: str(root), user_env.LEASE: "3"})
+    run.start("train.py")
+    for attempt in range(kills):
+        pid = run.pid(attempt, generator.randrange(2))
+        time.sleep(generator.random() * 0.5)
+        os.kill(pid, signal.SIGKILL)
+    run.pid(kills, 0)
+    noted: dict[int, str] = {}
+    begins = []
+    for attempt in range(kills + 1):
+        lines = []
+        for path in run.folder.glob(f"states.{attempt}.*"):
+            lines += [line for line in path.read_text().splitlines() if len(line.partition(" ")[2]) == 64]
+        for line in lines:
+            step, _, digest = line.partition(" ")
+            assert noted.setdefault(int(step), digest) == digest, f"other bits after step {step} in attempt {attempt}"
+        begins.append(min(int(line.split()[0]) for line in lines))
+    assert begins == sorted(begins)
+    assert begins[-1] > 0

@@ -106,7 +106,7 @@
 {{- $known := eq $spec.image (include "flk.image" .) | ternary (dict "kubernetes.io/arch" "amd64") dict }}
 {{- $values := dict "command" $command "env" $env "volumes" $volumes "mounts" $mounts "version" .Chart.AppVersion
   "spec" (omit $spec "hash" | toJson) "checkpoint" (replace "$" "$$" $place)
-  "selector" (merge dict $spec.nodes.selector $known)
+  "selector" (mergeOverwrite (deepCopy $known) $spec.nodes.selector)
   "limits" (or $spec.resources.memory $spec.resources.gpu)
   "requests" (or $spec.resources.cpu $spec.resources.memory $spec.resources.gpu) }}
 {{- $template := .Files.Get (printf "files/manifests/%s.yaml" $spec.target) }}

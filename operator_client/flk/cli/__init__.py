@@ -23,8 +23,7 @@ from flk.cli.global_options import takes_global_options, with_global_options
 from flk.cli.help import Command, rows
 from flk.errors import UsageError
 from flk.user.commands import program_name
-from flk_runtime.contract import VERSION
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import VERSION, ExitCode
 
 # Each command with its module, its help and the section of `flk --help` in which it stands.
 COMMANDS: Final = {

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from flk.spec.units import short_duration
+from flk.spec.units import number_text, short_duration
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
@@ -60,11 +60,11 @@ def progress_line(state: State) -> str:
 
 def pace(progress: Progress, finished: bool) -> list[str]:
     """Return what is known of the pace of a job, each in a few words: step, rate, shares, loss, remaining time."""
-    parts = [f"step {progress.step}" + (f" of {progress.total}" if progress.total else "")]
+    parts = [f"step {progress.step:,}" + (f" of {progress.total:,}" if progress.total else "")]
     if progress.step_time:  # 0.0: too short to tell
         parts.append(f"{progress.step_time:.3g} s/step")
     if progress.rate is not None:
-        parts.append(f"{progress.rate:.4g} samples/s")
+        parts.append(f"{number_text(progress.rate)} samples/s")
     for share, what in (
         (progress.mfu, "MFU"),
         (progress.communication, "communication"),

@@ -93,7 +93,7 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
     if best is None:
         return (
             f"no strategy fits: {least.strategy} needs least, {bytes_text(least.total)} of {bytes_text(plan.memory)}; "
-            "use a smaller micro-batch, recompute=True, flk.Precision(), more GPUs, or GPUs with more memory"
+            f"use {', '.join(['a smaller micro-batch', *plan.savings, 'more GPUs'])}, or GPUs with more memory"
         )
     slower = [row for row in plan.rows if row.fits and row is not best]
     reason = "the only strategy that fits"

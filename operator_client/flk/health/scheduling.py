@@ -45,7 +45,7 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, pod_spec
-from flk.spec.names import DEFAULT_IMAGE
+from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE
 from flk.spec.units import created_at
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, replace
@@ -230,7 +230,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        remedy = f"change --gpu, nodes.selector, nodes.tolerations or the patch{_other_image(pods.spec)}"
+        other = _other_image(pods.spec.get("nodeSelector") or {})
+        remedy = f"change --gpu, nodes.selector, nodes.tolerations or the patch{other}"
         yield _no_node(cluster, found, remedy, code)
         return
     most = sum(fitting(allocatable(node), pods.requests) for node in allowed)
@@ -266,9 +267,19 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     return f"no node accepts the job's pods: {_refusals(selected, spec)}", code
 
 
-def _other_image(spec: Object) -> str:
-    """Return a further remedy for pods that need nodes of the default image's architecture; empty for others."""
-    named = any(container.get("image") == DEFAULT_IMAGE for container in spec.get("containers") or [])
+def _labels(view: JobView, spec: Object) -> Object:
+    """Return the labels that a pod's user chose, and the default image's where that alone keeps nodes from the pod."""
+    labels = spec.get("nodeSelector") or {}
+    if not any(container.get("image") == DEFAULT_IMAGE for container in spec.get("containers") or []):
+        return labels
+    chosen = {key: value for key, value in labels.items() if IMAGE_ARCHITECTURE.get(key) != value}
+    suited = [node for node in view.seen.nodes.values() if is_selected(node, {**spec, "nodeSelector": chosen})]
+    return labels if suited and not any(is_selected(node, spec) for node in suited) else chosen
+
+
+def _other_image(labels: Object) -> str:
+    """Return a further remedy for pods that select nodes of the default image's architecture; empty for others."""
+    named = IMAGE_ARCHITECTURE.items() <= labels.items()
     return ", or choose an image for the architecture of the nodes (--image)" if named else ""
 
 
@@ -314,17 +325,17 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         return None
     reasons, spec = node_reasons(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
-    tainted = _taint_of_chosen_nodes(view, spec)
+    tainted, labels = _taint_of_chosen_nodes(view, spec), _labels(view, spec)
     # Nodes that are cordoned or not ready may come back.
     absent = (
         one for one in reasons if one.kind == "unschedulable" or (one.kind == "taint" and is_node_state(one.detail))
     )
     away = next(absent, None)
-    if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
+    if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and labels)):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
         reason = away if away and is_node_state(tainted) else reason
-    elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
+    elif reason.kind == "volume" or (reason.kind == "selector" and not labels):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
@@ -414,7 +425,7 @@ def _selector(view: JobView) -> Found | None:
     if found is None:
         return None
     spec = pod_spec(view.objects[found.pods[0]])
-    labels = spec.get("nodeSelector")
+    labels = _labels(view, spec) or ({} if node_affinity_text(spec) else spec.get("nodeSelector"))
     if not labels:
         return found.found(
             f"{found}: no node matches the required node affinity",
@@ -427,7 +438,7 @@ def _selector(view: JobView) -> Found | None:
     return found.found(
         f"{found}: no node that could take {them} has the labels {wanted}",
         f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
-        f"--node-selector{_other_image(spec)}",
+        f"--node-selector{_other_image(labels)}",
         Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector"),
     )
 

@@ -124,7 +124,7 @@ class ApiClient:
             except ForbiddenError:
                 raise missing from None
             if served == asked:
-                if not self._discovery.names(asked.resource):
+                if isinstance(asked, Document) or not self._discovery.names(asked.resource):
                     raise missing from None
                 # Its discovery names the kind: it has just started, or reads the definition of the kind anew.
                 self._sleep(self.retries.backoffs[0])
@@ -135,7 +135,7 @@ class ApiClient:
         return self._discovery.serves(resource)
 
     def ask_what_is_served(self) -> None:
-        """Have `serves` tell what the cluster serves now."""
+        """Have `serves` tell what the cluster serves now, or has served a few seconds ago."""
         self._discovery.ask()
 
     def served(self, resource: Resource) -> Resource:

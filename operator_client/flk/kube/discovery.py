@@ -61,7 +61,7 @@ class Discovery:
         return self._version(resource, self._groups(kept=RECENT)) is not None
 
     def ask(self) -> None:
-        """Ask the server now, whatever it has told an earlier process."""
+        """Ask the server, unless it has told this process at most `RECENT` seconds ago."""
         self._groups(kept=RECENT if self._asked else 0.0)
 
     def chosen(self, target: RequestTarget) -> RequestTarget:

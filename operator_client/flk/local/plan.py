@@ -54,6 +54,7 @@ class Plan:
     gpu: str
     memory: int
     rows: list[Row]
+    savings: list[str]  # options that save memory, which the script can use and does not
     assumptions: list[str]
     warnings: list[str]
     output: dict[str, Any]  # everything, as plain data
@@ -118,6 +119,7 @@ def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
         data["gpu"],
         data["memory"],
         [Row.from_dict(row) for row in data["rows"]],
+        data["savings"],
         data["assumptions"],
         data["warnings"],
         data,

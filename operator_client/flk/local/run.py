@@ -24,8 +24,7 @@ from flk.local.machine import count_gpus, free_port, interpreter, launcher_varia
 from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.shown import Shown
 from flk.spec.job import Job
-from flk_runtime.contract import pod_env, pod_layout, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env, pod_layout, user_env
 from flk_runtime.contract.quantities import plural
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -56,4 +57,14 @@ def content_is_secret(content: bytes) -> bool:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in patterns)
+    # Compiling a pattern takes longer than looking for the texts that it has, which are in few names.
+    return any(
+        fnmatch.fnmatchcase(name.lower(), pattern)
+        for pattern in patterns
+        if all(text in name.lower() for text in _texts(pattern))
+    )
+
+
+@functools.cache
+def _texts(pattern: str) -> list[str]:
+    return re.split(r"\*|\[.*?\]", pattern)

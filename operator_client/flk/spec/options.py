@@ -6,11 +6,10 @@ A row stands in the annotation of its field (`flk.spec.table`, `flk.spec.parts`)
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Iterator
 from typing import Any, Final, get_args
 
-from flk_runtime.contract.values import dataclass, field
+from flk_runtime.contract.values import dataclass
 from flk_runtime.contract.variable import Variable
 
 
@@ -47,8 +46,8 @@ class Row:
 
     path: tuple[str, ...]  # of the field in flk.yaml
     description: str
-    default: str = ""  # of the field, as a text; empty: it has none, or an empty one
-    option: Option = field(default_factory=Option)
+    option: Option
+    model: Any  # of the field: a pydantic model
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -66,6 +65,15 @@ class Row:
         return self.option.form in _REPEATABLE
 
     @property
+    def default(self) -> str:
+        """The default of the field as a job file has it, a duration with its units; empty if it has none."""
+        name = self.path[-1]
+        default = self.model.model_fields[name].default
+        if not isinstance(default, str | int) or isinstance(default, bool) or not default:
+            return ""
+        return str(self.model.model_construct(**{name: default}).model_dump(include={name})[name])
+
+    @property
     def help(self) -> str:
         """The help of the flag, in sentences: the description of the field, and its default."""
         text, _, left_out = self.description.partition("; left out: ")
@@ -80,20 +88,11 @@ def rows(model: Any, above: tuple[str, ...] = ()) -> Iterator[Row]:
         path = (*above, name)
         option = next((item for item in of_field.metadata if isinstance(item, Option)), None)
         if option:
-            yield Row(path, of_field.description or "", _default(model, name), option)
+            yield Row(path, of_field.description or "", option, model)
         if not (option and option.metavar):
             for part in (of_field.annotation, *get_args(of_field.annotation)):
                 if hasattr(part, "model_fields"):
                     yield from rows(part, path)
-
-
-@functools.cache
-def _default(model: Any, name: str) -> str:
-    """Return the default of a field as a job file has it: a duration with its units."""
-    default = model.model_fields[name].default
-    if not isinstance(default, str | int) or isinstance(default, bool) or not default:
-        return ""
-    return str(model.model_construct(**{name: default}).model_dump(include={name})[name])
 
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {

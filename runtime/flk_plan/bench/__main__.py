@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from flk_plan.automatic import run_plan
 from flk_plan.bench.cases import Cases
-from flk_runtime.contract import log_format, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, log_format, user_env
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.preflight.bootstrap import connect_store

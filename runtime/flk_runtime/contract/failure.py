@@ -12,31 +12,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from flk_runtime.contract import ExitCode as ExitCode  # it is part of what a failure means
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, field, replace
-
-
-class ExitCode(enum.IntEnum):
-    """Exit codes of the client's commands and of the launcher.
-
-    The restart policy ``ExitCode`` of the training operator treats codes below 128 as final. It starts the pod again
-    after 128 and more: signals, and PREEMPTED.
-    """
-
-    DONE = 0  # the job or the command succeeded
-    ERROR = 1  # a bug in flk, or an error of the Kubernetes API server
-    USAGE = 2  # the command line, the job file or the environment is wrong
-    TRAINING = 100  # the user's code failed
-    RUNNING = 101  # the job still runs
-    NOT_FOUND = 102  # there is no job of that name
-    CANCELLED = 103  # the job was deleted or cancelled
-    INFRASTRUCTURE = 104  # a lost node, a missing image, out of memory, a pod that never joined
-    TIMEOUT = 124  # the job's deadline passed, or the time that a command was given
-    INTERRUPTED = 130  # Ctrl-C (SIGINT)
-    PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
-    UNUSABLE = 144  # in pods only: a lost GPU, an unhealthy node or an unkillable rank: another pod replaces this one
-
 
 BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before its launcher took part in one
 
@@ -303,6 +282,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
 _SOURCE_FILE = r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*"  # of torch, on the machine that built it
 _LINE_LIMIT = 300  # characters of a message in a line for people
 _COMPARED = 200  # characters of a message that are compared; histories keep 300
+_VARYING = r"0x[0-9a-fA-F]+|\d+"  # addresses and numbers
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -351,10 +331,7 @@ class Failure:
         values = [getattr(self, name) for name in self.kind.meaning.same]
         return (
             self.kind,
-            *(
-                re.sub(r"0x[0-9a-fA-F]+|\d+", "#", each)[:_COMPARED] if isinstance(each, str) else each
-                for each in values
-            ),
+            *(re.sub(_VARYING, "#", each)[:_COMPARED] if isinstance(each, str) else each for each in values),
         )
 
     @property
@@ -402,10 +379,12 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 _EXITED: Final = Kind.EXIT.meaning.predicate
 
+_TIMEOUT: Final = r"(?i)tim(ed |e)out|Watchdog caught"  # a rank waited for a peer that still ran
+
 
 def kind_of_loss(text: str) -> Kind:
     """The kind of a failure that is secondary: the connection broke, or by its text, the peer did not come in time."""
-    return Kind.TIMEOUT if re.search(r"(?i)tim(ed |e)out|Watchdog caught", text) else Kind.CONNECTION
+    return Kind.TIMEOUT if re.search(_TIMEOUT, text) else Kind.CONNECTION
 
 
 def kind_of_container(reason: str, exit_code: int | None, number: int | None) -> Kind:

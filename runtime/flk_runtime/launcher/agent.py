@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flk_runtime.contract import log_format, pod_env
+from flk_runtime.contract import ExitCode, log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.quantities import plural
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.replication.service import MemoryService
 from dataclasses import field
 
-from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.processes.output import RankPipes
 from flk_runtime.launcher.transport.messages import AttemptStarted

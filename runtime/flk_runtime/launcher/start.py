@@ -79,14 +79,13 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if settings.code:
         unpack(Path(settings.code), Path(settings.work), settings.code_hash)
     resolve_python_path(settings.work, os.environ)
+    if not os.environ.get(pod_env.SETUP):  # which may fetch the script
+        _script_of(settings)  # a wrong name is told before packages are installed
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
         Preparation(settings, wakeup).run()
-    # Once the setup command has run, which may fetch the script.
-    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
-    if script and not script.is_file():
-        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
+    script = _script_of(settings)
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
@@ -112,6 +111,16 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.fail_without_server(error)
         finally:
             output.flush(_FLUSH_TIMEOUT)
+
+
+def _script_of(settings: Settings) -> Path | None:
+    """The file of the script; None for a module. Raises SetupError if it is not there."""
+    if settings.command[0] == "-m":
+        return None
+    script = Path(settings.work, settings.command[0])
+    if not script.is_file():
+        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
+    return script
 
 
 def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str) -> Agent:
@@ -195,10 +204,11 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
         if settings.fork:
             preload(
                 script,
+                Path(settings.work),
                 settings.preload,
                 user_env.STRATEGY.read(os.environ),
                 makes_steps=settings.makes_steps,
-                module=None if script else module_file(settings.command[1], settings.work),
+                module=None if script else module_file(settings.command[1], Path(settings.work)),
             )
         elif settings.pod == 0 or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - pod 0 serves the ranks' store, or the exception says that it is not there

@@ -50,10 +50,13 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
     module.compile(**options)
 
 
-def check_compiles(given: bool | str | Mapping[str, Any]) -> None:
-    """Raise SetupError if torch refuses to compile for ``given``, as in a Python that is newer than this torch."""
+def check_compiles() -> None:
+    """Raise SetupError if torch refuses to compile whatever is asked for, as in a Python that is newer than it.
+
+    What is wrong with the options, torch says itself as soon as a module is compiled.
+    """
     try:
-        torch.compile(_plain_forward, **_options(given))  # compiles nothing before the first call
+        torch.compile(_plain_forward, backend="eager")  # compiles nothing before the first call
     except RuntimeError as error:
         raise SetupError(
             f"compile= cannot be used: torch {torch.__version__} says {error}; leave compile= out, or use an image "
@@ -80,8 +83,10 @@ def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[s
 
 
 def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
-    """The options of torch.compile."""
-    return dict(given) if isinstance(given, Mapping) else {"backend": given} if isinstance(given, str) else {}
+    """The options of torch.compile, which takes some out of the inner dictionary of options: it gets a copy."""
+    if isinstance(given, Mapping):
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in given.items()}
+    return {"backend": given} if isinstance(given, str) else {}
 
 
 # A function of its own, which pickle finds by name.

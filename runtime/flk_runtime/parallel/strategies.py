@@ -85,7 +85,7 @@ def parallelize(
         raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
     check_recomputed(recomputed, options.compile)
     if options.compile:
-        check_compiles(options.compile)
+        check_compiles()
 
     def apply() -> ParallelModel:
         for each in recomputed:

@@ -37,9 +37,17 @@ class RunContext:
         page = progress.own_page()
         page.phase = Phase.TRAINING
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        full = max(rank_info.full_world_size, world_size)
-        worker, workers = (options.outer.worker, options.outer.workers) if options.outer else (0, 1)
-        return cls(options, rank_info, rank, world_size, full, worker, workers, page, Lines(rank, world_size))
+        return cls(
+            options=options,
+            rank_info=rank_info,
+            rank=rank,
+            world_size=world_size,
+            full_world_size=max(rank_info.full_world_size, world_size),
+            worker=options.outer.worker if options.outer else 0,
+            workers=options.outer.workers if options.outer else 1,
+            page=page,
+            lines=Lines(rank, world_size),
+        )
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""

@@ -95,9 +95,10 @@ class Metrics:
         utilisation = self.utilisation.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)
-        if (looks := page.samples) != self._looks:
-            self._communication = (page.pending_samples - self._pending) / (looks - self._looks)
-            self._looks, self._pending = looks, page.pending_samples
+        looks, pending = page.samples, page.pending_samples
+        if looks != self._looks:
+            self._communication = (pending - self._pending) / (looks - self._looks)
+            self._looks, self._pending = looks, pending
         if page.launched and not page.untold:
             line["comm"] = round(self._communication, 2)
         line["data_wait"] = page.data_wait = round(min(1.0, self.waited / seconds), 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.foreign import LARGEST
-from flk_runtime.contract.options import MOST_STEPS, parse_strategy
-from flk_runtime.contract.variable import Variable, is_count
+from flk_runtime.contract.options import parse_strategy
+from flk_runtime.contract.variable import Variable, integer
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.system import device as devices
@@ -19,8 +18,10 @@ from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 from flk_runtime.training import extensions
 
+T = TypeVar("T")
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
+_LINES: Final = Variable("log_every", "steps between two lines of metrics", LOG_EVERY, integer())
 _CPU: Final = torch.device("cpu")
 
 
@@ -64,10 +65,10 @@ class RunOptions:
             seed=count("seed", given.get("seed"), user_env.SEED),
             has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
             checkpoint=folder,
-            save_every=count("save_every", given.get("save_every"), user_env.SAVE_EVERY, MOST_STEPS),
-            store_every=count("store_every", given.get("store_every"), user_env.STORE_EVERY, MOST_STEPS),
+            save_every=count("save_every", given.get("save_every"), user_env.SAVE_EVERY),
+            store_every=count("store_every", given.get("store_every"), user_env.STORE_EVERY),
             keep=max(1, count("keep", given.get("keep"), user_env.KEEP)),
-            log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
+            log_every=count("log_every", given.get("log_every", LOG_EVERY), _LINES),
             begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
             device=device,
             # gloo beside NCCL is for tensors on the CPU: states of random generators.
@@ -99,12 +100,11 @@ def _strategy(given: Any) -> tuple[str, extensions.Outer | None]:
     return (outer.inner if outer else strategy), outer
 
 
-def count(name: str, value: int | None, variable: Variable[Any], most: int = LARGEST) -> Any:
-    """An integer from 0 to ``most`` of an argument, else the value of a variable. Raises SetupError."""
-    return setting(variable) if value is None else _checked_count(name, value, most)
+def count(name: str, value: int | None, variable: Variable[T]) -> T:
+    """The value of an argument, which is read as the text of its variable, else that of the variable.
 
-
-def _checked_count(name: str, value: int, most: int = LARGEST) -> int:
-    if not is_count(value) or value > most:
-        raise SetupError(f"{name}={value!r}: expected an integer from 0 to {most}")
-    return value
+    Raises SetupError.
+    """
+    if value is None:
+        return setting(variable)
+    return setting(Variable(name, variable.meaning, variable.default, variable.parse), {name: str(value)})

@@ -33,8 +33,9 @@ class Run(Training):
     All ranks must call the methods marked "Collective.", in the same order.
     """
 
-    def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
-        """Those of `init`."""
+    def __init__(self, rank_info: RankInfo, options: RunOptions, given: dict[str, Any], *, owns_group: bool) -> None:
+        """``given`` are the arguments of `init`, of which ``options`` were made."""
+        self.given = given
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)
         self._models = Models(context, self._steps, self._saves, self._metrics, self._batches)

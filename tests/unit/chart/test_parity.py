@@ -98,6 +98,7 @@ SAMPLES: dict[str, list[Any]] = {
     "nodes": [
         {"selector": {"pool": "gpu", "empty": ""}, "tolerations": [{"key": "b", "operator": "Exists"}]},
         {"selector": {"kubernetes.io/arch": "arm64"}},
+        {"selector": {"kubernetes.io/arch": ""}},
     ],
     "patch": [
         {"metadata": {"labels": {"x": "1"}}, "spec": {"securityContext": {"runAsUser": 5, "runAsNonRoot": False}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"job": JOB | {"patch": {"spec": {"volumes": []}}}},
         "job.patch.spec.volumes: would replace flk's own, so use job.manifest",
     ),
-    "patch with null": ({"job": JOB | {"patch": {"spec": {"securityContext": None}}}}, "securityContext"),
-    **{
-        f"metrics at port {port}": ({"job": {"env": {"FLK_METRICS_PORT": port}}}, "FLK_METRICS_PORT")
-        for port in ("abc", "0", "70000")
-    },
     "patch that a TrainJob cannot have": (
         {"job": JOB | {"target": "trainjob", "patch": {"spec": {"tolerations": [], "hostNetwork": True}}}},
         "job.patch: a TrainJob cannot set hostNetwork of its pods: choose another job.target",
@@ -156,6 +152,22 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], says: str) -> 
         chart = template(values)
         assert chart.code != 0
         assert says in chart.stderr
+
+
+# Each wording of Helm's: that of 3.18 and before, and that of 4.
+NULL = r"job[./]patch[./]spec[./]securityContext('?: got null|: Invalid type\..* given: null)"
+PORT = r"job[./]env[./]FLK_METRICS_PORT('?: '{}' does not match pattern|: Does not match pattern) '\^\("
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ({"patch": {"spec": {"securityContext": None}}}, NULL),
+        *(({"env": {"FLK_METRICS_PORT": port}}, PORT.replace("{}", port)) for port in ("abc", "0", "70000")),
+    ],
+)
+def test_a_value_that_is_refused_for_what_it_is(job: dict[str, Any], says: str) -> None:
+    assert re.search(says, template({"job": JOB | job}).stderr)
 
 
 def test_release_whose_name_is_no_jobs_name_is_refused() -> None:

@@ -305,6 +305,27 @@ def test_a_script_is_predicted_with_its_precision_and_recomputation(captured: An
     assert half["parameters"] == plain["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("options", "gpu", "savings"),
+    [
+        ("", "h100", ["recompute=True", "flk.Precision()"]),
+        ("", "t4", ["recompute=True"]),  # it does not multiply bfloat16
+        ("precision=Precision()", "h100", ["recompute=True"]),
+        ("recompute=True", "v100", []),
+    ],
+)
+def test_what_saves_memory_is_said_if_the_script_and_the_gpu_can_use_it(
+    options: str, gpu: str, savings: list[str], captured: Any
+) -> None:
+    found = captured(
+        "from flk_runtime import Precision\n" + WIDE + ADAMW + f"shard(model, optimizer, {options})" + STEP
+    )
+    plan = make_plan(found, Cluster(1, 8, GPUS[gpu], 1e9))
+    assert plan["savings"] == savings
+    said = "the script computes in float32: set precision=flk.Precision() and plan again to compare"
+    assert (said in plan["assumptions"]) == ("flk.Precision()" in savings)
+
+
 def test_the_mfu_of_a_step_in_autocast_is_of_the_peak_of_its_products(captured: Any) -> None:
     steps = {}
     for dtype in ("bfloat16", "float32"):

@@ -195,15 +195,21 @@ class Failures:
             return attempt
         steps = [attempt.step, *(each.step for each in seen), *(join.step for join in joined.values())]
         known = [step for step in steps if step is not None]
-        return replace(attempt, failure=root_cause(_lost_leader(seen, places) or seen), step=max(known, default=None))
+        back = joined.keys() - set(replaced)
+        cause = root_cause(_lost_leader(seen, places, back) or seen)
+        return replace(attempt, failure=cause, step=max(known, default=None))
 
 
-def _lost_leader(seen: Sequence[Failure], places: Mapping[int, tuple[str, str]]) -> list[Failure]:
+def _lost_leader(
+    seen: Sequence[Failure], places: Mapping[int, tuple[str, str]], back: Collection[int]
+) -> list[Failure]:
     """These failures and, first, the loss of pod 0, if every other pod of several has lost the connection to it.
 
-    Empty if that is not so. Launchers that have been replaced, or whose connection was closed, are lost themselves.
+    Empty if that is not so. Only pods count whose same launcher is ``back``: it has survived the cut. Pods that do not
+    come back, or come with another launcher, are lost themselves, perhaps all at once.
     """
-    alone = [each for each in seen if each.kind is Kind.LOST and each.message.startswith(DISCONNECTED)]
+    cut = [each for each in seen if each.kind is Kind.LOST and each.message.startswith(DISCONNECTED)]
+    alone = [each for each in cut if each.pod in back]
     if len(places) < 3 or {each.pod for each in alone} != places.keys() - {0}:
         return []
     first = min(alone, key=lambda failure: failure.time)

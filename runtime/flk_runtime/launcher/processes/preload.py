@@ -11,14 +11,13 @@ import ast
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import re
+import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,10 +54,8 @@ PACKAGES = (
     "torchtitan",
     "flk_hosts",
 )
-# What a package imports when it is used: Accelerate asks whether a loader's data are of that kind.
-LATER: Final[Mapping[str, str]] = {"accelerate": "datasets"}
-_SETS_VARIABLES = re.compile(rb"environ\s*(\[[^\]]*\]\s*=(?!=)|\.\s*(setdefault|update|pop)|\|=)|putenv|setenv|dotenv")
-_IMPORTS = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w., \t]+)", re.MULTILINE)
+# Folders of Python's library, of installed packages and of flk's runtime, which may be below the work folder.
+_INSTALLED = re.compile(r"python3\.\d+|(site|dist)-packages|\.flk")
 
 
 def _draw_key(module: Any) -> None:
@@ -89,13 +86,20 @@ OF_PROCESS: Final[Mapping[str, Callable[[Any], object]]] = {
 def become_own() -> None:
     """Set again what imported modules took for their process, which all ranks and attempts share after the fork."""
     for name, renew in OF_PROCESS.items():
-        with contextlib.suppress(AttributeError):  # another release of the package may have no such value
-            if module := sys.modules.get(name):
+        if module := sys.modules.get(name):
+            try:
                 renew(module)
+            except AttributeError:  # another release of the package may keep it elsewhere, or have none
+                print(
+                    f"flk: what {name} took for its process could not be set again after the fork, so ranks may share "
+                    "random values or a rank: preload=torch leaves its import to each rank",
+                    file=sys.stderr,
+                )
 
 
 def preload(
     script: Path | None,
+    work: Path,
     names: Sequence[str] = (),
     strategy: str = "",
     *,
@@ -104,19 +108,20 @@ def preload(
 ) -> None:
     """Import what the ranks will need: torch, and ``names`` or what ``script`` imports of `PACKAGES` at its top.
 
-    If the ranks run a module there is no script, and ``module`` is what `module_file` has found.
+    ``work`` is the folder in which the ranks start. If they run a module there is no script, and ``module`` is what
+    `module_file` has found.
 
     The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
-    The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
-    so. The modules of flk's library are imported if the script contains ``flk_runtime`` or ``flk_hosts``. Ranks that
-    make no steps of training need torch alone.
+    The modules for sharding are imported if the text contains ``shard`` or the job's ``strategy`` shards or may do so.
+    The modules of flk's library are imported if the text contains ``flk_runtime`` or ``flk_hosts``. Ranks that make no
+    steps of training need torch alone.
 
     Raises ImportError without torch, and SetupError for one of ``names`` that cannot be imported. Other modules that
     are not installed are skipped: the script may do without them.
     """
-    text = script.read_bytes() if script else b"optim" * makes_steps
-    may_shard = makes_steps and strategy not in UNSHARDED
-    shards = b"shard" in text or may_shard
+    top, folder = script or module, script.resolve().parent if script else work.resolve()
+    text = (top.read_bytes() if top else b"") + b"optim" * (makes_steps and not script)
+    shards = b"shard" in text or (makes_steps and strategy not in UNSHARDED)
     modules = TORCH + FOR_OPTIMIZERS * (b"optim" in text) + FOR_SHARDING * shards
     modules += FOR_LIBRARY * (b"flk_runtime" in text or b"flk_hosts" in text)
     # Imports make hardly any garbage. Collecting it takes a tenth of the time of torch's import, a quarter of Dynamo's.
@@ -128,43 +133,48 @@ def preload(
             except ImportError:
                 if each == "torch":
                     raise
-        if names:
-            _import_named(names, script)
-        elif top := script or module:
-            for name, attributes in chain(leading_imports(top), later_imports(top)):
-                try:
-                    # As the statement does it: packages such as transformers import a module when a name is taken.
-                    __import__(name, fromlist=attributes)
-                except (Exception, SystemExit):  # noqa: S112 - the rank that needs it fails with its own traceback
-                    continue
+        for name, attributes in [(name, []) for name in names] or (leading_imports(top, folder, work) if top else []):
+            if names and script and _place(name, folder) == folder:
+                raise SetupError(
+                    f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
+                    "since it may read what differs between ranks; name installed packages"
+                )
+            try:
+                # As the statement does it: packages such as transformers import a module when a name is taken.
+                __import__(name, fromlist=attributes)
+            except (Exception, SystemExit) as error:  # without ``names``, the rank that needs it has its own traceback
+                if names:
+                    why = f"{type(error).__name__}: {error}"
+                    raise SetupError(
+                        f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {why}"
+                    ) from error
     finally:
         gc.enable()
 
 
-def module_file(name: str, work: str) -> Path | None:
+def module_file(name: str, work: Path) -> Path | None:
     """The file of a module of `PACKAGES` that the ranks run, as with ``-m torchtitan.train``.
 
     None for other ones, and for one in the folder ``work``: the code of its package is the user's, and runs in ranks.
     """
-    if name.partition(".")[0] in PACKAGES and not _is_beside(name, Path(work, name)):
-        with contextlib.suppress(Exception):  # each rank fails with it
-            if (spec := importlib.util.find_spec(name)) and spec.origin:
-                return Path(spec.origin)
+    if name.partition(".")[0] in PACKAGES and not _is_own(name, work, work):
+        with contextlib.suppress(Exception, SystemExit):  # each rank fails with it
+            return Path(runpy._get_module_details(name)[1].origin)  # type: ignore[attr-defined]
     return None
 
 
-def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield what a script imports of `PACKAGES` at its top: the names of modules, and those taken from each.
+def leading_imports(top: Path, folder: Path, work: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a script or module imports of `PACKAGES` at its top: the names of modules, and those taken from each.
 
-    The top ends at the first statement that is more than an import, because it may set what a later import reads
-    (``os.environ["HF_HOME"] = ...``), and at the first import of a module beside the script or one of `PATCHING`, which
-    may do the same.
-    Such a module also hides a package of its name: a script's own ``datasets`` is not the installed one.
+    The ranks look for modules in ``folder`` first, and start in ``work``. The top ends at the first statement that is
+    more than an import, because it may set what a later import reads (``os.environ["HF_HOME"] = ...``), and at the
+    first import of the user's own module or one of `PATCHING`, which may do the same.
+    An own module also hides a package of its name: a script's own ``datasets`` is not the installed one.
     """
     try:
         with warnings.catch_warnings():  # the ranks print them, with the name of the file
             warnings.simplefilter("ignore")
-            body = ast.parse(script.read_bytes()).body
+            body = ast.parse(top.read_bytes()).body
     except (SyntaxError, ValueError):  # each rank fails with it
         return
     for node in body:
@@ -178,45 +188,26 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
             case _:
                 return
         for module, attributes in statements:
-            if module.partition(".")[0] in PATCHING or _is_beside(module, script):
+            if module.partition(".")[0] in PATCHING or _is_own(module, folder, work):
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
 
 
-def later_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield what packages at the top of a script import when they are used (`LATER`), as `leading_imports` does.
+def _is_own(module: str, folder: Path, work: Path) -> bool:
+    """Whether a module is the user's: in ``folder``, where ranks look first, or in ``work`` and not installed there."""
+    place, inside = _place(module, folder), work.resolve()
+    return place is not None and (
+        place == folder.resolve()
+        or (place.is_relative_to(inside) and not any(map(_INSTALLED.fullmatch, place.relative_to(inside).parts)))
+    )
 
-    Nothing if the script or a module beside it may set variables until then that the import reads, as HF_HOME.
+
+def _place(module: str, folder: Path) -> Path | None:
+    """The folder that has a module's package, with ``folder`` before Python's path; None if there is none.
+
+    A folder of data hides no package: Python takes one that comes later before it.
     """
-    text = script.read_bytes()
-    lines = _IMPORTS.findall(text.decode(errors="replace"))
-    named = {words[0] for line in lines for name in line.split(",") if (words := name.split())}
-    if not _SETS_VARIABLES.search(text) and not any(name[0] == "." or _is_beside(name, script) for name in named):
-        packages = {name.partition(".")[0] for name, _ in leading_imports(script)}
-        yield from ((LATER[name], []) for name in packages & set(LATER))
-
-
-def _import_named(names: Sequence[str], script: Path | None) -> None:
-    for name in names:
-        if script and _is_beside(name, script):
-            raise SetupError(
-                f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
-                "since it may read what differs between ranks; name installed packages"
-            )
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            raise SetupError(
-                f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {type(error).__name__}: {error}"
-            ) from error
-
-
-def _is_beside(module: str, script: Path) -> bool:
-    """Whether a module is in the script's folder, where Python looks first. A folder of data there hides no package."""
-    name = module.partition(".")[0]
-    beside = PathFinder.find_spec(name, [str(script.resolve().parent)])
-    if beside is None or beside.origin:
-        return beside is not None
-    elsewhere = PathFinder.find_spec(name)  # Python takes a package there before a mere folder here
-    return elsewhere is None or elsewhere.origin is None
+    spec = PathFinder.find_spec(module.partition(".")[0], [str(folder), *sys.path])
+    found = spec and next(iter(spec.submodule_search_locations or ()), spec.origin)
+    return Path(found).parent.resolve() if found else None

@@ -14,8 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
-from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env
 from flk_runtime.launcher.control import STOP_SIGNALS
 from flk_runtime.launcher.settings import Settings
 

@@ -34,10 +34,10 @@ def init(
     """Open the process group and return this process's `Run`. Collective.
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
-    without arguments returns the same run. After `Run.close` it begins another training, as for the next fold or seed,
-    from its own start: its checkpoints are in the folder ``training-1`` below the place of the first one, then
-    ``training-2``, so that a restarted process finds each again if it begins its trainings in the same order. One that
-    leaves out what it has finished passes each a ``checkpoint=`` of its own.
+    without arguments, or with the same ones, returns the same run. After `Run.close` it begins another training, as for
+    the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of the
+    first one, then ``training-2``, so that a restarted process finds each again if it begins its trainings in the same
+    order. One that leaves out what it has finished passes each a ``checkpoint=`` of its own.
 
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
       script in another process, or uses results of `flk bench`, and chooses for all ranks. diloco: several workers,
@@ -70,9 +70,10 @@ def init(
     """
     given = dict(locals())
     if isinstance(current.training, Run) and current.is_training:
-        if given != init.__kwdefaults__:
+        if given not in (init.__kwdefaults__, current.training.given):
             raise SetupError(
-                "init was already called: call it without arguments for the open run, or close that before"
+                "init was already called with other arguments: call flk.init() without arguments to get the open run, "
+                "or close it first"
             )
         return current.training
     if current.is_training:
@@ -84,7 +85,7 @@ def init(
         options = dataclasses.replace(options, strategy=chosen)
         extensions.verify(chosen, rank_info, options.timeout)
         options = dataclasses.replace(options, seed=_seed(options))
-        current.training = run = Run(rank_info, options, owns_group=owns_group)
+        current.training = run = Run(rank_info, options, given, owns_group=owns_group)
     return run
 
 

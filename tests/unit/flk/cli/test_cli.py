@@ -121,6 +121,15 @@ def test_help_and_mistakes_import_neither_kubernetes_nor_torch_nor_yaml() -> Non
     assert done.stdout.splitlines()[-1] == "end"
 
 
+def test_the_version_imports_no_dataclasses() -> None:
+    code = (
+        "import sys\nfrom flk.__main__ import main\nassert main(['--version']) == 0\n"
+        "print({'dataclasses', 'inspect', 'json', 'typer'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"flk {VERSION}", "set()"]
+
+
 def test_commands_on_jobs_import_no_more_than_they_need(fake: Any, kubeconfig: Path) -> None:
     # Not zipfile: the interpreter's importlib.metadata, which urllib3 imports, imports it.
     fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}})
@@ -169,6 +178,9 @@ assert len(made) > 50 and not slow, slow
 from flk.spec import parts, table
 built = [model for model in (table.JobOptions, parts.Resources, parts.PodSettings) if model.__pydantic_complete__]
 assert not built, built
+import fnmatch
+tried = fnmatch._compile_pattern.cache_info().currsize  # of the names of files that hold secrets
+assert tried < 10, tried
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from flk.cli.output import ProgressLine, json_text, table, wrapped
+from flk.cli.output import ProgressLine, json_text, pace, table, wrapped
 from flk.jobs.state import Phase, State
+from flk.observe.progress import Progress
 from tests.support.terminal import on_a_terminal
 from tests.unit.flk.cli.outputs import jobs
 
@@ -65,3 +66,8 @@ def test_a_wait_on_a_terminal_shows_it(fake: Any, kubeconfig: Path, tmp_path: Pa
 def test_lines_are_broken_between_words_and_stay_indented() -> None:
     assert wrapped("  killed at the container's limit", 24) == ["  killed at the", "  container's limit"]
     assert wrapped("short", 24) == wrapped("short", 0) == ["short"]
+
+
+def test_large_numbers_of_a_pace_are_easy_to_read() -> None:
+    found = pace(Progress(0, 1234567, 0.0, 2000000, rate=1234567.0), finished=True)
+    assert found == ["step 1,234,567 of 2,000,000", "1.23M samples/s"]

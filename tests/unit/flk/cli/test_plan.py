@@ -25,13 +25,19 @@ def row(strategy: str, seconds: float) -> Row:
 
 def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> None:
     rows = [row("full_shard", 2.0), row("ddp", 3.0)]
-    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {})
+    plan = Plan(1, 8, "H100", 1 << 30, rows, [], [], ["no formula"], {})
     assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(plan)
     marked = replace(plan, rows=[replace(each, modelled=False) for each in rows])
     text = _text(marked)
     assert "2 s ?" in text[3]
     assert not any(line.startswith("recommended") for line in text)
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
+
+
+def test_where_nothing_fits_the_options_are_named_that_the_script_can_use() -> None:
+    rows = [replace(row("full_shard", 2.0), fits=False)]
+    text = _text(Plan(1, 8, "T4", 1 << 30, rows, ["recompute=True"], [], [], {}))
+    assert "use a smaller micro-batch, recompute=True, more GPUs, or GPUs with more memory" in text[-2]
 
 
 def test_a_script_that_never_reaches_its_first_step_is_refused(

@@ -14,10 +14,12 @@ from flk.jobs.state import Phase, derive
 from flk.manifest import Bundle, render
 from flk.observe.view import JobView
 from flk.spec.job import validated
+from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE
 from flk.user.commands import Commands
 from tests.support.jobs import MADE, NOW, JobBuilder
 
-SELECTOR = "3 node(s) didn't match Pod's node affinity/selector"
+DIFFERS = "node(s) didn't match Pod's node affinity/selector"
+SELECTOR = f"3 {DIFFERS}"
 GROUP = "pod triggered scale-up: [{gpu-pool 0->1 (max: 3)}]"
 KARPENTER = 'Failed to schedule pod, incompatible with nodepool "default", did not tolerate taint gpu=true:NoSchedule'
 
@@ -363,8 +365,45 @@ def test_a_cluster_without_nodes_for_the_default_image_needs_another_image() -> 
     assert (refused.code, refused.found) == ("NodeSelectorMismatch", "no node has the labels kubernetes.io/arch=amd64")
     remedy = ", or choose an image for the architecture of the nodes (--image)"
     assert refused.remedy.endswith(remedy)
-    waiting = pending()
-    assert remedy not in find(later(waiting))[0].remedy
-    for pod in waiting.pods.values():
-        pod["spec"]["containers"] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert find(later(waiting))[0].remedy.endswith(remedy)
+    assert remedy not in find(later(pending()))[0].remedy
+    found = find(later(of_default_image(pending()), nodes={"a": arm}))[0]
+    assert "no node that could take them has the labels kubernetes.io/arch=amd64" in found.sentence
+    assert found.remedy.endswith(remedy)
+
+
+def of_default_image(job: JobBuilder, *terms: Any, **selector: str) -> JobBuilder:
+    """The job as one that names no image: flk selects nodes of the default image's architecture."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    for pod in job.pods.values():
+        pod["spec"]["containers"][0]["image"] = DEFAULT_IMAGE
+        pod["spec"]["nodeSelector"] = {**IMAGE_ARCHITECTURE, **selector}
+        pod["spec"]["affinity"] = {"nodeAffinity": required}
+    return job
+
+
+H100: Any = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["H100"]}]}
+AMD, ARM = ({"kubernetes.io/arch": each} for each in ("amd64", "arm64"))
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "says"),
+    [
+        (([H100], {}), [AMD, AMD], "no node matches the required node affinity"),
+        (([H100], {}), [], "no node matches the required node affinity"),
+        (([H100], {}), [AMD, ARM | {"gpu": "H100"}], "labels kubernetes.io/arch=amd64"),
+        (([], {"pool": "a"}), [AMD, AMD], "labels pool=a"),
+        (([], {"pool": "a"}), [AMD, ARM | {"pool": "a"}], "labels kubernetes.io/arch=amd64, pool=a"),
+        (([], {}), [], "labels kubernetes.io/arch=amd64"),
+        (([H100], ARM), [AMD], "labels kubernetes.io/arch=arm64"),
+    ],
+)
+def test_the_default_images_architecture_is_named_if_it_alone_keeps_nodes_away(job: Any, nodes: Any, says: str) -> None:
+    seen = {str(index): {**node(), "metadata": {"name": "a", "labels": labels}} for index, labels in enumerate(nodes)}
+    found = find(later(of_default_image(pending(), *job[0], **job[1]), nodes=seen))[0]
+    assert (found.code, found.sentence.rpartition(says)[2]) == ("NodeSelectorMismatch", "")
+    assert ("(--image)" in found.remedy) is ("amd64" in says)
+
+
+def test_a_node_of_the_default_images_architecture_may_come_back() -> None:
+    job = of_default_image(pending(f"1 node(s) were unschedulable, 2 {DIFFERS}"))
+    assert (find(later(job))[0].code, derive(later(job)).phase) == ("NodesNotReady", Phase.PENDING)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flk.errors import MissingApiError
-from flk.kube import ApiClient, RequestTarget, Resource
+from flk.kube import ApiClient, Document, RequestTarget, Resource
 from flk.kube.connection import cluster_key
 from flk.kube.credentials import connect
 from flk.kube.kubeconfig import Context
@@ -140,3 +140,9 @@ def test_a_kind_that_discovery_names_is_asked_for_again_after_a_pause(fake: Fake
     fake.fail(404, b"404 page not found")  # the API server reads the definition of the kind anew
     assert client.list_all(RequestTarget(JOBSETS, "team"))[0] == []
     assert pauses == [client.retries.backoffs[0]]
+
+
+def test_a_document_that_is_not_there_is_not_looked_for_among_the_kinds(fake: FakeApiServer, client: ApiClient) -> None:
+    with pytest.raises(MissingApiError):
+        client.call("get", Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh"))
+    assert fake.asked("GET") == ["/apis/karpenter.sh"]

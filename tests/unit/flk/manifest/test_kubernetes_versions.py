@@ -119,7 +119,7 @@ def everywhere() -> list[dict[str, Any]]:
 
 def paths(value: Any, path: str = "") -> Iterator[str]:
     """The innermost fields of an object, as kubectl explain names them. The pods of a Job are objects of their own."""
-    for item in value if isinstance(value, list) else [value]:
+    for item in value if isinstance(value, list) and value else [value]:
         inner = item if isinstance(item, dict) and path.rpartition(".")[2] not in FREE else {}
         if not inner:
             yield path

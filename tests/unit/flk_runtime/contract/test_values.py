@@ -51,3 +51,10 @@ def test_values_are_dataclasses() -> None:
 def test_a_value_with_a_list_is_no_key() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(Place([]))  # type: ignore[arg-type]  # as a field of a list would be
+
+
+@pytest.mark.parametrize("name", ["__eq__", "__hash__", "__repr__"])
+def test_a_method_of_a_class_that_values_share_is_refused(name: str) -> None:
+    own = type("Own", (), {name: lambda self, *_: "own", "__annotations__": {"number": "int"}})
+    with pytest.raises(TypeError, match=f"Own has {'__(eq|hash)__' if name == '__eq__' else name}, which all values"):
+        dataclass(frozen=True)(own)

@@ -16,6 +16,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.failure import ExitCode, Kind
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.launcher import start
+from flk_runtime.launcher.processes import preparation
 from flk_runtime.launcher.start import SetupError, unpack
 
 
@@ -54,6 +55,22 @@ def test_any_exception_leaves_a_record(
     assert (record.failure.kind, record.failure.type) == (Kind.EXCEPTION, "RuntimeError")
     assert record.failure.message == "no reason: ***"
     assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: no reason: ***"
+
+
+@pytest.mark.parametrize("setup", ["", "git clone"])
+def test_a_wrong_name_of_the_script_is_told_before_packages_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: str
+) -> None:
+    """A setup command may fetch the script."""
+    prepared: list[object] = []
+    monkeypatch.setattr(start, "resolve_python_path", lambda *_: None)
+    monkeypatch.setattr(preparation, "Preparation", lambda *_: SimpleNamespace(run=lambda: prepared.append(setup)))
+    monkeypatch.setenv(pod_env.PIP, "einops")
+    monkeypatch.setenv(pod_env.SETUP, setup)
+    wakeup: Any = None
+    with pytest.raises(SetupError, match=r"no such script: train\.py in "):
+        start._run(start.Settings(("train.py",), work=str(tmp_path)), wakeup)
+    assert prepared == ([setup] if setup else [])
 
 
 def test_a_thread_that_ends_with_an_exception_says_so_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

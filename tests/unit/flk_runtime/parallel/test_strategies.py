@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -71,3 +73,28 @@ def test_compile_is_refused_where_torch_refuses_it_and_the_model_stays(monkeypat
     assert "forward" not in vars(model[0])
     apply("none", options, model=model)
     assert "forward" in vars(model[0])
+
+
+@pytest.mark.parametrize(("given", "said"), [("inductr", "inductr"), ({"mode": "max-autotun"}, "max-autotun")])
+def test_a_wrong_option_of_the_compiler_is_told_by_torch(given: Any, said: str) -> None:
+    with pytest.raises(Exception, match=said) as caught:
+        apply("none", ParallelOptions(compile=given))
+    assert "go together" not in str(caught.value)
+
+
+def test_all_blocks_are_compiled_with_all_options() -> None:
+    """torch takes some out of the dictionary that it is given."""
+    calls: list[int] = []
+
+    def keep(entries: Any) -> list[bool]:
+        calls.append(len(entries))
+        return [True] * len(entries)
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    options = {"guard_filter_fn": keep}
+    given = {"backend": "eager", "options": options}
+    apply("none", ParallelOptions(compile=given, blocks=nn.Linear), model=model)
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert len(calls) == 2
+    assert options == {"guard_filter_fn": keep}

@@ -397,6 +397,24 @@ def test_pod_0_is_lost_if_every_other_pod_has_lost_the_connection_to_it() -> Non
     assert raised.kind is Kind.EXCEPTION
 
 
+def test_pods_that_do_not_come_back_are_lost_themselves() -> None:
+    """The nodes of all other pods fail at once: the leader runs on, and its node is healthy."""
+    places = {**PLACES, 2: ("train-2", "node-c")}
+    for closed in ((), (1, 2)):
+        failures = Failures()
+        for pod in closed:
+            failures.add_closed(pod)
+        failures.add(replace(LOST_POD, time=7.0), replace(LOST_POD, pod=2, time=8.0))
+        for joined in (
+            {},
+            {0: Join("train-0", "node-a")},
+            {0: Join("train-0", "node-a"), 2: Join("train-2", "node-c")},
+        ):
+            failure = failures.explain(ATTEMPT, joined, places, []).failure
+            assert failure
+            assert (failure.kind, failure.pod, failure.node) == (Kind.LOST, 1, "node-b")
+
+
 def test_the_step_is_the_most_that_any_pod_has_reached() -> None:
     failures = Failures()
     failures.add(replace(LOST_POD, step=5))

@@ -14,7 +14,9 @@ from flk_runtime.errors import SetupError
 from flk_runtime.launcher.processes import preload
 
 
-def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preload_skips_modules_that_are_not_installed_except_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def import_module(name: str) -> None:
@@ -25,11 +27,11 @@ def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: 
 
     monkeypatch.setattr(preload.importlib, "import_module", import_module)
     missing = ["numpy"]
-    preload.preload(None)
+    preload.preload(None, tmp_path)
     assert tuple(asked) == preload.TORCH + preload.FOR_OPTIMIZERS
     missing = ["torch"]
     with pytest.raises(ImportError):
-        preload.preload(None)
+        preload.preload(None, tmp_path)
     assert gc.isenabled()
 
 
@@ -53,17 +55,19 @@ def test_preload_imports_what_the_script_and_the_strategy_need(
     monkeypatch.setattr(preload.importlib, "import_module", asked.append)
     path = tmp_path / "train.py"
     path.write_text(script)
-    preload.preload(path, strategy=strategy)
+    preload.preload(path, tmp_path, strategy=strategy)
     assert set(preload.TORCH) <= set(asked)
     assert (set(preload.FOR_OPTIMIZERS) <= set(asked)) == optimizers
     assert (set(preload.FOR_SHARDING) <= set(asked)) == sharding
     assert (set(preload.FOR_LIBRARY) <= set(asked)) == ("flk_" in script)
 
 
-def test_preload_imports_torch_alone_for_ranks_that_make_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preload_imports_torch_alone_for_ranks_that_make_no_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(preload.importlib, "import_module", asked.append)
-    preload.preload(None, strategy="full_shard", makes_steps=False)
+    preload.preload(None, tmp_path, strategy="full_shard", makes_steps=False)
     assert tuple(asked) == preload.TORCH
 
 
@@ -101,32 +105,31 @@ def test_packages_that_the_script_imports_at_its_top_are_imported(
         (tmp_path / folder).mkdir()
     path = tmp_path / "train.py"
     path.write_text(script)
-    imports = list(preload.leading_imports(path))
+    imports = list(preload.leading_imports(path, tmp_path, tmp_path))
     assert [".".join((module, *names)) for module, names in imports] == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("loader = accelerator.prepare(loader)", ["datasets"]),
-        ("rank = int(os.environ['RANK']) == 0", ["datasets"]),
-        ("os.environ['HF_HOME'] = '/data'", []),
-        ("os.environ |= {'HF_HOME': '/data'}", []),
-        ("os.environ.setdefault('HF_HOME', '/data')", []),
-        ("def main():\n    import os, model", []),  # which may set it, too
-        ("from . import other", []),
-        ("from dotenv import load_dotenv", []),
-    ],
+    ("folder", "expected"),
+    [("src", ["torch"]), (".venv/lib/python3.12/site-packages", ["torch", "datasets", "timm"])],
 )
-def test_what_a_package_imports_when_it_is_used_is_imported_unless_variables_are_set_before(
-    tmp_path: Path, line: str, expected: list[str]
+def test_a_package_of_the_work_folder_is_left_to_the_ranks_unless_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, expected: list[str]
 ) -> None:
-    (tmp_path / "model.py").touch()
+    (tmp_path / folder / "datasets").mkdir(parents=True)
+    (tmp_path / folder / "datasets" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / folder))  # as with PYTHONPATH=src
+    path = tmp_path / "scripts" / "train.py"
+    path.parent.mkdir()
+    path.write_text("import os\nimport torch\nimport datasets\nimport timm\n")
+    imports = preload.leading_imports(path, path.parent, tmp_path)
+    assert [module for module, _ in imports] == expected
+
+
+def test_python_in_the_work_folder_is_not_the_users_code(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(f"import os\nfrom accelerate import Accelerator\nimport accelerate.utils\n{line}\n")
-    assert list(preload.later_imports(path)) == [(name, []) for name in expected]
-    path.write_text(f"import os\n{line}\n")
-    assert list(preload.later_imports(path)) == []
+    path.write_text("import json, xml.dom\nimport torch\n")
+    assert list(preload.leading_imports(path, tmp_path, Path("/"))) == [("torch", [])]
 
 
 def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
@@ -141,28 +144,35 @@ def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
     monkeypatch.syspath_prepend(str(site))
     path = tmp_path / "train.py"
     path.write_text("import missing\nfrom timm import Trainer\nfrom timm import broken\n")
-    preload.preload(path)
+    preload.preload(path, tmp_path / "work")
     assert sys.modules.pop("timm.heavy")
     del sys.modules["timm"]
 
 
 def test_a_job_names_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    for name in ("named", "named.part", "timm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    site = tmp_path / "site"
+    (site / "named").mkdir(parents=True)
+    for file in ("named/__init__.py", "named/part.py", "timm.py"):
+        (site / file).touch()
+    monkeypatch.syspath_prepend(str(site))
     path = tmp_path / "train.py"
     path.write_text("import timm\n")
-    preload.preload(path, ["yaml", "json.decoder"])
-    assert asked == [*preload.TORCH, "yaml", "json.decoder"]
+    preload.preload(path, tmp_path, ["named.part"])
+    assert sys.modules.pop("named.part")
+    assert sys.modules.pop("named")
+    assert "timm" not in sys.modules
 
 
 def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n")
     with pytest.raises(SetupError, match=r"FLK_PRELOAD names nosuch, which .* cannot import: ModuleNotFoundError"):
-        preload.preload(path, ["nosuch"])
+        preload.preload(path, tmp_path, ["nosuch"])
     (tmp_path / "model.py").touch()
     with pytest.raises(SetupError, match=r"FLK_PRELOAD names model.part, which is in the script's folder"):
-        preload.preload(path, ["model.part"])
+        preload.preload(path, tmp_path, ["model.part"])
 
 
 def test_a_rank_has_its_own_values_of_what_was_imported_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +191,18 @@ def test_a_rank_has_its_own_values_of_what_was_imported_before_the_fork(monkeypa
     assert generator.getstate() != before
 
 
-def test_a_release_without_what_another_one_takes_at_its_import_ends_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_set_again_after_the_fork_is_told_and_ends_no_rank(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another release of a package may keep it elsewhere."""
     generator = random.Random(0)
     before = generator.getstate()
     monkeypatch.setitem(sys.modules, "datasets.fingerprint", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "webdataset.shardlists", SimpleNamespace(default_rng=generator))
     preload.become_own()
     assert generator.getstate() != before
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("flk: what datasets.fingerprint took for its process could not be set again")
 
 
 def test_what_a_module_of_a_package_imports_at_its_top_is_imported(
@@ -203,15 +218,41 @@ def test_what_a_module_of_a_package_imports_at_its_top_is_imported(
     (site / "torchtitan" / "trainer.py").touch()
     monkeypatch.syspath_prepend(str(site))
     try:
-        assert preload.module_file("mine.train", str(work)) is None
-        assert preload.module_file("torchtitan.missing.train", str(work)) is None
-        file = preload.module_file("torchtitan.train", str(work))
+        assert preload.module_file("mine.train", work) is None
+        assert preload.module_file("torchtitan.missing.train", work) is None
+        file = preload.module_file("torchtitan.train", work)
         monkeypatch.setattr(preload.importlib, "import_module", asked.append)
-        preload.preload(None, module=file)
+        preload.preload(None, work, module=file)
         assert asked == [*preload.TORCH, *preload.FOR_OPTIMIZERS]
         assert "torchtitan.trainer" in sys.modules
         assert not {"mine", "torchtitan.train"} & set(sys.modules)  # runpy warns of a module that is there
-        assert preload.module_file("torchtitan.train", str(checkout)) is None
+        assert preload.module_file("torchtitan.train", checkout) is None
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchtitan"]:
             del sys.modules[name]
+
+
+def test_a_module_that_is_a_package_runs_its_main_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, text in {"timm": "", "datasets": "raise SystemExit(3)"}.items():
+        (tmp_path / "site" / package).mkdir(parents=True)
+        (tmp_path / "site" / package / "__init__.py").write_text(text)
+        (tmp_path / "site" / package / "__main__.py").touch()
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert preload.module_file("timm", tmp_path / "work") == tmp_path / "site" / "timm" / "__main__.py"
+    assert preload.module_file("datasets", tmp_path / "work") is None  # each rank ends as it says
+    del sys.modules["timm"]
+
+
+def test_a_module_finds_packages_in_the_folder_of_its_ranks_and_not_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As flk_hosts.accelerate_launch, which has flk_hosts/accelerate.py beside it."""
+    asked: list[str] = []
+    file = preload.module_file("flk_hosts.accelerate_launch", tmp_path)
+    assert file
+    assert ("accelerate.commands", ["launch"]) in list(preload.leading_imports(file, tmp_path, tmp_path))
+    monkeypatch.setattr(preload, "leading_imports", lambda *_: [])
+    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    preload.preload(None, tmp_path, module=file)
+    assert asked == [*preload.TORCH, *preload.FOR_OPTIMIZERS, *preload.FOR_LIBRARY]
