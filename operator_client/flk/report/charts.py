@@ -19,7 +19,7 @@ HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
-# What happened in an attempt, with the shape of its mark.
+# How an attempt ended.
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
 
 
