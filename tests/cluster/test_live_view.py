@@ -80,7 +80,7 @@ def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
     assert flk("exec", "gpt", "--rank", "1", "--", "touch", "/tmp/die").code == 0
     view = [*flk.program, "top", "gpt"]
     # The attempt may have begun before the view: then it is shown at once. The steps of the ranks go on.
-    two_steps = re.compile(r"step (\d+) of 100000.*step (?!\1 )\d+ of 100000", re.DOTALL)
+    two_steps = re.compile(r"step (\S+) of 100,000.*step (?!\1 )\S+ of 100,000", re.DOTALL)
     typed: dict[str | re.Pattern[str], str] = {"attempt 2": "", two_steps: "q"}
     code, shown = on_a_terminal(view, tmp_path, environment=flk.env, typed=typed, size=(30, 100))
     assert code == 0, shown

@@ -17,7 +17,17 @@ from tests.support.pods import Pods
 def start(
     forked_pods: Callable[..., Pods], root: Path, script: str, restarts: int, *arguments: str, **variables: str
 ) -> Pods:
-    """Start ``script`` in two pods of one rank that keep checkpoints in memory, in ``root``."""
+    """Start ``script`` in two pods of one rank that keep checkpoints in memory, in ``root``.
+
+    A script that writes to TensorBoard imports what that needs before its first step: it has 3 seconds to write its
+    last line after a failure, which an import may take on a busy machine.
+    """
+    if user_env.METRICS in variables:
+        script = f"""
+    import os
+    if os.environ["RANK"] == "0":
+        import torch.utils.tensorboard.summary
+{script}"""
     variables |= {
         pod_env.MEMORY_ROOT: str(root),
         user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER,

@@ -126,7 +126,9 @@ def test_the_version_imports_no_dataclasses() -> None:
         "import sys\nfrom flk.__main__ import main\nassert main(['--version']) == 0\n"
         "print({'dataclasses', 'inspect', 'json', 'typer'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    # Without site, whose packages may import what they like; so the folders of this process are named.
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=paths, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"flk {VERSION}", "set()"]
 
 
