@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from tests.support.ports import held_ports
 from tests.support.ranks import Ranks
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
+@contextlib.contextmanager
+def skipped_if_too_old(item: pytest.Function) -> Iterator[None]:
     """Skip a test that fails since this torch is too old for what it tests, with the line that refuses it."""
     try:
         yield
@@ -27,6 +28,18 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
         if line := refusal([str(error), *(outputs(folder) if folder else ())]):
             pytest.skip(line)
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Function) -> Iterator[None]:
+    with skipped_if_too_old(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
+    with skipped_if_too_old(item):
+        yield
 
 
 @pytest.fixture(scope="session")
