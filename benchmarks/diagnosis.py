@@ -344,10 +344,7 @@ class NeverHappenedError(Exception):
 
 def signal_all(pid: int, number: int) -> None:
     """Send a signal to a process and all below it."""
-    below = [pid]
-    for each in below:  # which grows meanwhile
-        below += host.children(each)
-    for each in below:
+    for each in (pid, *host.descendants(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, number)
 

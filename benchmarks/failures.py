@@ -121,7 +121,7 @@ class Job:
 
     def kill_launcher(self, index: int) -> None:
         """Kill a launcher with all its ranks, forget what its memory holds, and start it again."""
-        below = processes_below(self.running[index].pid)
+        below = host.descendants(self.running[index].pid)
         self.running[index].kill()
         for pid in below:
             kill(pid)
@@ -193,14 +193,6 @@ def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if pid:
             os.kill(pid, signal.SIGKILL)
-
-
-def processes_below(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have started."""
-    found = [pid]
-    for each in found:  # which grows meanwhile
-        found += host.children(each)
-    return found[1:]
 
 
 def kills(faults: str, steps: int, ranks: int, seed: int) -> list[Kill]:

@@ -23,6 +23,7 @@ import pytest
 from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import JobRecord
+from flk_runtime.system.host import descendants
 from tests.support.hosts import Hosts
 from tests.support.network import network
 from tests.support.pods import Pods
@@ -190,16 +191,6 @@ class Soak:
 
     def fail(self, what: str) -> None:
         pytest.fail(f"{what}\n{self.job.logs_of_all()[-20000:]}", pytrace=False)
-
-
-def descendants(pid: int) -> list[int]:
-    """The process ids below a process, those of its children first."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def signal_all(pids: list[int], number: int) -> None:

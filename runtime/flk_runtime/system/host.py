@@ -269,6 +269,11 @@ def children(process: int | str = "self") -> set[int]:
     return found
 
 
+def descendants(process: int) -> list[int]:
+    """The processes below a process, each after its parent, as `children` finds them."""
+    return [each for child in sorted(children(process)) for each in (child, *descendants(child))]
+
+
 def _kill(process: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, signal.SIGKILL)

@@ -89,7 +89,7 @@ def take(paths: Mapping[int, tuple[int, str]], settings: Settings) -> list[Snaps
         answer = _ask_for_collectives(path)
         workers = []
         deadline = time.monotonic() + _WORKERS_TIMEOUT
-        for worker in _descendants(pid)[:_WORKERS]:
+        for worker in host.descendants(pid)[:_WORKERS]:
             if time.monotonic() < deadline:
                 workers += parse_stacks(_ask_for_stacks(worker, path), settings.work)[-1:]
         return Snapshot(
@@ -128,7 +128,7 @@ def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants so far, in seconds."""
     # utime, stime, and both for ended children
-    ticks = sum(int(value) for each in (pid, *_descendants(pid)) for value in _stat(each)[11:15])
+    ticks = sum(int(value) for each in (pid, *host.descendants(pid)) for value in _stat(each)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -142,10 +142,6 @@ def _stat(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
-
-
-def _descendants(pid: int) -> list[int]:
-    return [each for child in sorted(host.children(pid)) for each in (child, *_descendants(child))]
 
 
 def _ask_for_stacks(pid: int, path: str) -> str:
