@@ -33,6 +33,22 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
     ranks(script, 1)
 
 
+def test_a_later_call_may_name_some_of_the_arguments(ranks: Ranks) -> None:
+    script = """
+        import flk_runtime as flk
+        run = flk.init(device="cpu", seed=3, log_every=0)
+        assert flk.init(seed=3) is run
+        try:
+            flk.init(seed=4)
+        except ValueError as error:
+            assert str(error).endswith("(differs: seed)"), error
+        else:
+            raise AssertionError
+        run.close()
+    """
+    ranks(script, 1)
+
+
 def test_few_functions_of_flk_run_at_the_start(ranks: Ranks) -> None:
     """Lambdas and comprehensions do not count. With a hundred and more, nobody could read a start from end to end."""
     script = """

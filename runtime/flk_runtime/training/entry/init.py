@@ -34,7 +34,7 @@ def init(
     """Open the process group and return this process's `Run`. Collective.
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
-    without arguments, or with the same ones, returns the same run. After `Run.close` it begins another training, as for
+    with some of the same arguments, or none, returns the same run. After `Run.close` it begins another training, as for
     the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of the
     first one, then ``training-2``, so that a restarted process finds each again if it begins its trainings in the same
     order. One that leaves out what it has finished passes each a ``checkpoint=`` of its own.
@@ -70,12 +70,14 @@ def init(
     """
     given = dict(locals())
     if isinstance(current.training, Run) and current.is_training:
-        if given not in (init.__kwdefaults__, current.training.given):
+        open_run, defaults = current.training, init.__kwdefaults__ or {}
+        changed = [name for name, value in given.items() if value not in (defaults[name], open_run.given[name])]
+        if changed:
             raise SetupError(
                 "init was already called with other arguments: call flk.init() without arguments to get the open run, "
-                "or close it first"
+                f"or close it first (differs: {', '.join(changed)})"
             )
-        return current.training
+        return open_run
     if current.is_training:
         raise SetupError(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
