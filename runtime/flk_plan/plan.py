@@ -67,7 +67,9 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
 def _savings(captured: CapturedModel, gpu: Gpu) -> Iterator[str]:
     """The options that save memory, which the script does not use and can use on these GPUs."""
-    if captured.blocks and not captured.options.recompute:
+    # A block with a forward of its own, as a script that recomputes by itself gives it, is refused with recompute=True.
+    own = any("forward" in vars(block) for block in captured.blocks)
+    if captured.blocks and not captured.options.recompute and not own:
         yield "recompute=True"
     if _dtype(captured) == torch.float32 and gpu.multiplies(torch.bfloat16):
         yield _PRECISION

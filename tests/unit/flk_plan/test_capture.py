@@ -326,6 +326,17 @@ def test_what_saves_memory_is_said_if_the_script_and_the_gpu_can_use_it(
     assert (said in plan["assumptions"]) == ("flk.Precision()" in savings)
 
 
+def test_a_script_that_recomputes_by_itself_is_not_told_to(captured: Any) -> None:
+    own = """
+import functools
+from torch.utils.checkpoint import checkpoint
+for block in model:
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+"""
+    found = captured(WIDE + own + ADAMW + "shard(model, optimizer)" + STEP)
+    assert make_plan(found, Cluster(1, 8, GPUS["t4"], 1e9))["savings"] == []
+
+
 def test_the_mfu_of_a_step_in_autocast_is_of_the_peak_of_its_products(captured: Any) -> None:
     steps = {}
     for dtype in ("bfloat16", "float32"):
