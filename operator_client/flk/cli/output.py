@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def json_text(data: Any) -> str:
     """Return data as JSON. A number that JSON cannot have is a string: "NaN", "Infinity" or "-Infinity"."""
-    return json.dumps(json.loads(json.dumps(data), parse_constant=str), indent=2)
+    try:
+        return json.dumps(data, indent=2, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(data), parse_constant=str), indent=2)
 
 
 def items_text(items: list[dict[str, Any]]) -> str:
