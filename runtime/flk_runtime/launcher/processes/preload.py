@@ -1,8 +1,8 @@
-"""What the fork server has imported before it forks the ranks, and what each rank sets anew of it.
+"""Imports of the fork server before it forks the ranks, and the values of packages that each rank sets again.
 
 An import costs each rank of each attempt its time again unless it is made here. Only what the ranks would import anyway
 is worth it. A package that starts threads would make every fork unsafe. What a package takes for its process when it is
-imported, as RANK or a random value, all ranks would share: `OF_PROCESS` has it, and a fork sets it again.
+imported, such as RANK or a random value, all ranks would share. `OF_PROCESS` lists these values.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def become_own() -> None:
             except AttributeError:  # another release of the package may keep it elsewhere, or have none
                 print(
                     f"flk: what {name} took for its process could not be set again after the fork, so ranks may share "
-                    "random values or a rank: preload=torch leaves its import to each rank",
+                    "random values or a rank: `preload: torch` leaves its import to each rank",
                     file=sys.stderr,
                 )
 
@@ -133,21 +133,15 @@ def preload(
             except ImportError:
                 if each == "torch":
                     raise
-        for name, attributes in [(name, []) for name in names] or (leading_imports(top, folder, work) if top else []):
-            if names and script and _place(name, folder) == folder:
-                raise SetupError(
-                    f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
-                    "since it may read what differs between ranks; name installed packages"
-                )
-            try:
-                # As the statement does it: packages such as transformers import a module when a name is taken.
-                __import__(name, fromlist=attributes)
-            except (Exception, SystemExit) as error:  # without ``names``, the rank that needs it has its own traceback
-                if names:
-                    why = f"{type(error).__name__}: {error}"
-                    raise SetupError(
-                        f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {why}"
-                    ) from error
+        if names:
+            _import_named(names, folder if script else None)
+        elif top:
+            for name, attributes in leading_imports(top, folder, work):
+                try:
+                    # As the statement does it: packages such as transformers import a module when a name is taken.
+                    __import__(name, fromlist=attributes)
+                except (Exception, SystemExit):  # noqa: S112 - the rank that needs it fails with its own traceback
+                    continue
     finally:
         gc.enable()
 
@@ -192,6 +186,22 @@ def leading_imports(top: Path, folder: Path, work: Path) -> Iterator[tuple[str, 
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
+
+
+def _import_named(names: Sequence[str], folder: Path | None) -> None:
+    """Import the modules that the job names. ``folder`` is the script's, if the ranks run one. Raises SetupError."""
+    for name in names:
+        if folder and _place(name, folder) == folder:
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
+                "since it may read what differs between ranks; name installed packages"
+            )
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _is_own(module: str, folder: Path, work: Path) -> bool:
