@@ -33,8 +33,8 @@ from flk.spec import schema
 from flk.spec.hardware import fabrics
 from flk.spec.job import Job
 from flk.spec.options import GROUPS, rows
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import MEANINGS, Budget, ExitCode, Meaning, Retry
+from flk_runtime.contract import ExitCode, pod_env, user_env
+from flk_runtime.contract.failure import MEANINGS, Budget, Meaning, Retry
 from flk_runtime.contract.options import parse_interval
 from flk_runtime.contract.quantities import size_text
 from flk_runtime.contract.variable import Setting, Variable

@@ -26,8 +26,7 @@ from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
 from flk.observe.reader import view_job
 from flk.observe.resources import EVENTS, PODS, RESOURCES
-from flk_runtime.contract import user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, user_env
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
 from tests.support.cause_cases import Case, Object

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support.cause_cases import IDLE
 from tests.support.commands import WITHOUT_TORCH

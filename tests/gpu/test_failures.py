@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract import ExitCode, pod_env, user_env
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import JobRecord
 from tests.support.gpu import RESTARTED, Launch, record_in, restarts, said, seen
 

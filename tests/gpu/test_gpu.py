@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from flk.manifest.runtime import module_source
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env, user_env
 from flk_runtime.system import mfu
 from tests.support.gpu import Launch, said
 from tests.support.ports import held_ports

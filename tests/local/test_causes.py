@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env
 from tests.support.pods import END, Pods
 from tests.support.processes import alive
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.elastic import SAMPLES, TRAIN, last_step, samples_by_step
 from tests.support.pods import END, Pods
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flk_runtime.contract import log_format, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, log_format, user_env
 from flk_runtime.contract.record import JobRecord
 from tests.support.collection import often
 from tests.support.pods import Pods

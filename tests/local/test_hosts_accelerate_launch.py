@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.collection import skip_without
 from tests.support.commands import WITHOUT_TORCH
 

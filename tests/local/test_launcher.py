@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import log_format, pod_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, log_format, pod_env
 from tests.support.collection import often
 from tests.support.pods import END, TRAIN, Pods
 from tests.support.processes import alive, checked

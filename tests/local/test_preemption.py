@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, pod_layout, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env, pod_layout, user_env
 from tests.support.collection import often
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods

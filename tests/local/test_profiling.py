@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flk.manifest.runtime import module_source
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.profiling import ask as program
 from tests.support.collection import often
 from tests.support.pods import Pods

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.record import JobRecord
 from tests.support.collection import often
 from tests.support.pods import END, Pods

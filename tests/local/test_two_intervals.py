@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode, pod_env, user_env
 from tests.support.collection import often
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 Object = dict[str, Any]
 SMALL = {"requests": {"cpu": "10m"}}

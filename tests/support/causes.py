@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.cause_cases import Case, Expected, env_from, job, python, with_volume
 from tests.support.ending_causes import ENDING, LAUNCHED, RANKS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.cause_cases import Case, Expected, job, python, with_volume
 
 CLOSED_CONNECTION = "raise ConnectionResetError('Connection reset by peer')"

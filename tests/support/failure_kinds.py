@@ -10,7 +10,7 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 HEAD = """
 import atexit, ctypes, faulthandler, mmap, os, pathlib, resource, signal, subprocess, sys, tempfile, threading, time

@@ -9,7 +9,8 @@ from flk.jobs import state as states
 from flk.jobs.state import State
 from flk.observe.observation import Need, Observation, What
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.records.history import new_record

@@ -16,7 +16,7 @@ from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, 
 from flk.errors import FlkError
 from flk.spec.units import bytes_text, time_text
 from flk.user.terminal import one_line, print_error
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.local.bench import BenchResult

@@ -13,7 +13,7 @@ import typer
 from flk.cli.options import Context, Namespace, load_job_file, output_format
 from flk.cli.output import table
 from flk.user.terminal import one_line
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.health.cluster import Result

@@ -16,7 +16,7 @@ from flk.cli.several import Chosen, Jobs, Selector
 from flk.errors import JobNotFoundError, UsageError
 from flk.local.shown import MetricsText
 from flk.user.terminal import has_colours
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.logs import LogLine, LogOptions

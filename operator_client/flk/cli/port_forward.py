@@ -15,7 +15,7 @@ from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import FlkError, UsageError
 from flk.user.terminal import print_error
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube import Access, RequestTarget

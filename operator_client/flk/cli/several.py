@@ -19,7 +19,7 @@ from flk.cli.options import complete_jobs, job_ref, note, valid_jobs
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.user.commands import program_name
 from flk.user.terminal import print_error
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, takes_job
 from flk.errors import FlkError, NoKubeconfigError, UsageError
 from flk.user.terminal import print_error
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.quantities import plural
 

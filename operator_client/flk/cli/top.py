@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import ApiError, FlkError
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line

@@ -12,7 +12,7 @@ import typer
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.output import ProgressLine

@@ -14,7 +14,7 @@ from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, field
 

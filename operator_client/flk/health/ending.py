@@ -11,7 +11,8 @@ from flk.health.failure import exit_code_of, first_exception, root_failure
 from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 
 _NO_MODULE: Final = r"No module named '([^']+)'"
 _DISK: Final = r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b"

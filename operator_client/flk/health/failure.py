@@ -14,8 +14,8 @@ from flk.observe.observation import What
 from flk.observe.pods import SIGKILLED, one_line
 from flk.observe.view import JobView
 from flk.spec.units import timestamp
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.failure import (
-    ExitCode,
     Failure,
     Kind,
     kind_of_container,

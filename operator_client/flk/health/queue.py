@@ -15,7 +15,7 @@ from flk.observe.view import JobView
 from flk.spec import labels
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass
 

@@ -28,7 +28,7 @@ from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation, pod_spec
 from flk.spec.units import timestamp
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.quantities import plural
 
 _PULL: Final = (

@@ -19,7 +19,8 @@ from flk.observe.view import JobView
 from flk.spec import labels
 from flk.spec.units import created_at, timestamp
 from flk.targets import target_of
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
 from flk_runtime.contract.values import asdict, dataclass, field, replace

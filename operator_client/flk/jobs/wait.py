@@ -35,7 +35,7 @@ from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.spec.units import short_duration
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
 _TAILS: Final = 10.0  # seconds at the end in which the last lines of the pods of one job must have been read

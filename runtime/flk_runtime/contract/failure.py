@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from flk_runtime.contract import ExitCode as ExitCode  # it is part of what a failure means
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.values import dataclass, field, replace

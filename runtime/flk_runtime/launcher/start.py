@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from flk_runtime.contract import log_format, pod_env, pod_layout, user_env
-from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract import ExitCode, log_format, pod_env, pod_layout, user_env
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError

@@ -12,7 +12,7 @@ from multiprocessing.util import Finalize
 from typing import Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.shared import failure_report
 from flk_runtime.training.process import Training, current
 

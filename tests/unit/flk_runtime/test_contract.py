@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract import log_format, pod_layout, user_env
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode, log_format, pod_layout, user_env
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
 from flk_runtime.contract.record import (
     ArchivedRecord,

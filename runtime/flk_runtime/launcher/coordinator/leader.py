@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.quantities import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry

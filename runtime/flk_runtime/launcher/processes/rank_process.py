@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
-from flk_runtime.contract import pod_layout
-from flk_runtime.contract.failure import ExitCode, Kind
+from flk_runtime.contract import ExitCode, pod_layout
+from flk_runtime.contract.failure import Kind
 from flk_runtime.shared import failure_report, observer, optimizer_steps, progress
 from flk_runtime.system import host
 from flk_runtime.system.text import text_of

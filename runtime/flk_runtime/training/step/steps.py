@@ -13,7 +13,7 @@ from typing import Any, NoReturn, SupportsFloat
 import torch
 
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.extensions import OuterLoop

@@ -23,8 +23,7 @@ from flk.spec import overlay
 from flk.spec.job import Job
 from flk.spec.names import DEFAULT_IMAGE
 from flk.spec.options import GROUPS, rows
-from flk_runtime.contract import VERSION
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import VERSION, ExitCode
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
 

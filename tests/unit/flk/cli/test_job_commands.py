@@ -9,7 +9,7 @@ import pytest
 
 import flk
 from flk.errors import ForbiddenError
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder

@@ -17,7 +17,7 @@ from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.targets import TARGETS, Target
 from flk.user.commands import Commands, Connection
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.cause_cases import Case, Object

@@ -14,7 +14,8 @@ from flk.observe.needs import needs, with_answer
 from flk.observe.observation import Need, What
 from flk.observe.source import Reply
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 POD, NODE = "gpt-worker-1", "node-b"

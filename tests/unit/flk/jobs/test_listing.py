@@ -15,7 +15,7 @@ from flk.jobs.listing import current_owner, list_observed
 from flk.jobs.state import derive
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from flk_runtime.contract.record import Standstill
 from tests.support import recorded
 from tests.support.api_server import BATCH, EVENTS, FakeApiServer

@@ -12,7 +12,7 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.observe.source import ListSource
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder

@@ -13,7 +13,8 @@ from flk.jobs import state as states
 from flk.jobs.state import Phase
 from flk.observe.observation import Need, Observation, What
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 

@@ -13,7 +13,7 @@ from flk.kube.discovery import KEPT
 from flk.observe.client import JobClient
 from flk.spec import labels
 from flk.targets import target_of
-from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract import ExitCode
 from tests.support.api_server import BATCH, JOBS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder

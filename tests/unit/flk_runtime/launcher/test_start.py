@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.failure import ExitCode, Kind
+from flk_runtime.contract import ExitCode, pod_env, user_env
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.launcher import start
 from flk_runtime.launcher.processes import preparation

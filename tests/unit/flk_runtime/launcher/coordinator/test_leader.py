@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract.failure import BEFORE_FIRST, ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract.failure import MEANINGS, Budget, ExitCode, Failure, Kind, Retry
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.policy import QUICK, Decision, Failures, decide, made_progress
 from flk_runtime.launcher.records.history import shorten

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.agent import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.processes.output import Prefixer, RankPipes

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Kind
 from flk_runtime.launcher.processes import preparation
 from flk_runtime.launcher.processes.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings

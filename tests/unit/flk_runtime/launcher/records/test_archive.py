@@ -16,7 +16,8 @@ from flk.jobs.answer import look
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient
 from flk.spec import labels
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.coordinator.policy import decide

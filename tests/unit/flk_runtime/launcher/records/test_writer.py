@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import ExitCode, Failure, Kind
+from flk_runtime.contract import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
