@@ -373,6 +373,6 @@ class JobOptions(StrictModel):
         ),
     ] = Field(
         default=True,
-        description="patterns of more files to ship with the code; false: the code and flk_runtime are in the image; "
-        "runtime: only the code is",
+        description="patterns of more files to ship with the code; in a job file also false, if the code and "
+        "flk_runtime are in the image, or runtime, if only the code is",
     )
