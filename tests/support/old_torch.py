@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 _REFUSED = re.compile(r"[^\n:]* needs torch (\d+)\.(\d+) or newer, and this is torch (\d+)\.(\d+)[^\n]*")
-# What a script meets under torch 2.6 that calls torch's fully_shard itself on CPUs.
-_OF_TORCH = re.compile(r"'Stream' object has no attribute 'record_event'")
+# What torch 2.6 itself says to a script, and what it means.
+_OF_TORCH = {
+    "'Stream' object has no attribute 'record_event'": "torch's fully_shard needs torch 2.7 or newer on CPUs",
+    "Only single local shard is supported.": "torch 2.6 tells no state of an FSDP1 model with ranks that have no shard",
+}
+
+
+def needs_torch(release: tuple[int, int], reason: str) -> pytest.MarkDecorator:
+    """Skip a test with a torch that is older than ``release``, which says nothing by itself."""
+    here = tuple(map(int, metadata.version("torch").split(".")[:2]))
+    return pytest.mark.skipif(here < release, reason=f"needs torch {release[0]}.{release[1]}: {reason}")
 
 
 def refusal(texts: Iterable[str]) -> str | None:
@@ -18,8 +30,9 @@ def refusal(texts: Iterable[str]) -> str | None:
             needed, here = tuple(map(int, found.groups()[:2])), tuple(map(int, found.groups()[2:]))
             if here < needed:
                 return found.group().strip()
-        if _OF_TORCH.search(text):
-            return "torch's fully_shard needs torch 2.7 or newer on CPUs"
+        for words, reason in _OF_TORCH.items():
+            if words in text:
+                return reason
     return None
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize
+from tests.support.old_torch import needs_torch
 
 CURE = "update torch, or use strategy ddp without precision="
 
@@ -82,6 +83,7 @@ def test_a_wrong_option_of_the_compiler_is_told_by_torch(given: Any, said: str) 
     assert "go together" not in str(caught.value)
 
 
+@needs_torch((2, 8), "an older one takes no guard_filter_fn")
 def test_all_blocks_are_compiled_with_all_options() -> None:
     """torch takes some out of the dictionary that it is given."""
     calls: list[int] = []

@@ -55,7 +55,7 @@ def saved(folder: Path) -> Path:
     """A checkpoint of torch's, of one tensor."""
     with warnings.catch_warnings():  # it is one process, as torch says
         warnings.simplefilter("ignore")
-        dcp.save({"a": torch.arange(8.0)}, checkpoint_id=folder, no_dist=True)
+        dcp.save({"a": torch.arange(8.0)}, checkpoint_id=folder)
     return folder
 
 
