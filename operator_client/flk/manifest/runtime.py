@@ -87,7 +87,7 @@ def _packed(modules: Mapping[str, bytes]) -> bytes:
     """Return modules, by their paths, as an archive."""
     sources = {name: stripped(source.decode()) for name, source in sorted(modules.items())}
     members = {
-        "__main__.py": (zipfile.ZIP_DEFLATED, sources["flk_runtime/bootstrap.py"].encode()),
+        "__main__.py": (zipfile.ZIP_DEFLATED, sources["flk_runtime/system/archive.py"].encode()),
         # One text: members of a zip, which are compressed one by one, would take nearly twice the space.
         "flk_runtime.json.bz2": (zipfile.ZIP_STORED, bz2.compress(json.dumps(sources).encode())),
     }

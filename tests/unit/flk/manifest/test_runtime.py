@@ -14,7 +14,7 @@ import pytest
 import flk_runtime
 from flk.manifest import runtime
 from flk.manifest.runtime import runtime_archive, stripped
-from flk_runtime.bootstrap import modules
+from flk_runtime.system.archive import modules
 
 FOLDER = Path(flk_runtime.__path__[0]).parent
 SOURCES = sorted(FOLDER.glob("flk_*/**/*.py"))  # the core, and its extensions
@@ -88,7 +88,7 @@ class Y:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the archive is kept, of two modules: in a cache that is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    two = [FOLDER / "flk_runtime" / name for name in ("bootstrap.py", "errors.py")]
+    two = [FOLDER / "flk_runtime" / name for name in ("system/archive.py", "errors.py")]
     monkeypatch.setattr(Path, "rglob", lambda folder, pattern: two)
     return tmp_path / "flk" / "runtime"
 
@@ -126,7 +126,7 @@ def test_an_archive_that_is_not_what_it_should_be_is_packed_anew(
     elif damage == "empty":
         kept.write_bytes(b"")
     elif damage == "other sources":
-        monkeypatch.setattr(Path, "rglob", lambda folder, pattern: [FOLDER / "flk_runtime" / "bootstrap.py"])
+        monkeypatch.setattr(Path, "rglob", lambda folder, pattern: [FOLDER / "flk_runtime" / "system" / "archive.py"])
     else:
         kept.unlink()
         kept.mkdir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -46,9 +47,7 @@ def main() -> None:
     sys.path[0] = folder  # in place of the archive
     # For the processes that the launcher and the ranks start.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-    from flk_runtime.__main__ import main as run
-
-    run()
+    importlib.import_module("flk_runtime.__main__").main()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flk.manifest import runtime_archive
-from flk_runtime.bootstrap import unpacked
+from flk_runtime.system.archive import unpacked
 
 MODULES = """
 import importlib, os, pkgutil, sys
