@@ -7,8 +7,8 @@ DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shar
 tokens. Then they run it with one rank each, under flk's DiLoCo and torchft 0.2.0's, which is installed into the
 user's cache folder if that is possible. Both send float32 every 50 steps. Bytes are what the hosts' interfaces have
 sent. It needs root, ip, iptables and tc.
-Goals of DiLoCo: more tokens per second than DDP, at most 1/100 of its bytes per step in fp16 with a round of 50 steps
-and 1/400 in int8 with a round of 100, and a held-out loss at most 1 % higher. Against torchft: as fast, with as many
+Goals of DiLoCo: more tokens per second than DDP, with rounds of 50 steps at most 1/100 of its bytes per step in fp16
+and 1/400 in int4, and a held-out loss at most 1 % higher. Against torchft: as fast, with as many
 bytes and the same loss.
 """
 
@@ -178,7 +178,7 @@ def main() -> int:
     cases = {
         "ddp": Case("ddp"),
         "fp16": Case("diloco", f"inner=full_shard,every=50,dtype=fp16{extra}"),
-        "int8": Case("diloco", f"inner=full_shard,every=100,dtype=int8{extra}"),
+        "int4": Case("diloco", f"inner=full_shard,every=50,dtype=int4{extra}"),
     }
     if launch.packages_folder(TORCHFT, TORCHFT_NEEDS):
         cases["alone"] = Case("diloco", "inner=ddp,every=50,dtype=fp32", processes=1)
@@ -191,7 +191,7 @@ def main() -> int:
                 for host in net.hosts:
                     limit(host, options.rate)
                 runs[name].append(Training(net.hosts, cases[name], arguments, options.steps))
-    compared = [("fp16", "ddp", measure.at_most(1 / 100)), ("int8", "ddp", measure.at_most(1 / 400))]
+    compared = [("fp16", "ddp", measure.at_most(1 / 100)), ("int4", "ddp", measure.at_most(1 / 400))]
     compared += [("alone", "torchft", measure.at_most(1))] if "torchft" in cases else []
     for name, other, fewer in compared:
         mine, peer = runs[name], runs[other]

@@ -1,4 +1,4 @@
-"""Compression of outer gradients: float32 vectors as bytes of fp32, fp16 or int8."""
+"""Compression of outer gradients: float32 vectors as bytes of fp32, fp16, int8 or int4."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import torch
 
 BLOCK = 1024  # values that share a scale
 _HALF_BITS = 15  # the largest values of a block have this exponent in fp16, so that its small ones keep their digits
+_LARGEST = {"int8": 127, "int4": 7}  # what the largest value of a block becomes
+_BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}  # of a value
 _TINY = torch.finfo(torch.float32).tiny
 
 
 def encode(values: torch.Tensor, dtype: str) -> bytes:
-    """``values``, float32 of shape (n,) on the CPU, as bytes of ``dtype``: fp32, fp16 or int8.
+    """``values``, float32 of shape (n,) on the CPU, as bytes of ``dtype``: fp32, fp16, int8 or int4.
 
-    fp16 and int8 have a scale of float32 for each `BLOCK` values; the scales come first. The largest value of a block
-    becomes 127 in int8. In fp16 the scale is a power of 2, which rounds nothing.
+    All but fp32 have a scale of float32 for each `BLOCK` values; the scales come first. The largest value of a block
+    becomes 127 in int8 and 7 in int4, of which a byte holds two. In fp16 the scale is a power of 2, which rounds
+    nothing.
     """
     if dtype == "fp32":
         return _to_bytes(values)
@@ -25,9 +28,13 @@ def encode(values: torch.Tensor, dtype: str) -> bytes:
         scales = torch.exp2((torch.frexp(largest).exponent - _HALF_BITS).float()).clamp_min(_TINY)
         steps = (blocks / scales).half()
     else:
-        scales = largest / 127
-        steps = (blocks / scales.clamp_min(_TINY)).round_().clamp_(-127, 127).to(torch.int8)
-    return _to_bytes(scales.flatten()) + _to_bytes(steps.flatten()[: len(values)])
+        scales = largest / _LARGEST[dtype]
+        steps = (blocks / scales.clamp_min(_TINY)).round_().clamp_(-_LARGEST[dtype], _LARGEST[dtype]).to(torch.int8)
+    steps = steps.flatten()[: len(values) + len(values) % 2 if dtype == "int4" else len(values)]
+    if dtype == "int4":
+        low, high = steps.view(-1, 2).unbind(1)
+        steps = (low & 15) | (high << 4)
+    return _to_bytes(scales.flatten()) + _to_bytes(steps)
 
 
 def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
@@ -42,30 +49,31 @@ def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
     number = -(-count // BLOCK)
     scales = torch.frombuffer(writable, dtype=torch.float32, count=number)
     steps = torch.frombuffer(writable, dtype=torch.float16 if dtype == "fp16" else torch.int8, offset=4 * number)
+    if dtype == "int4":  # a shift to the right keeps the sign
+        steps = torch.stack(((steps << 4) >> 4, steps >> 4), dim=1).flatten()[:count]
     return steps.float() * scales.repeat_interleave(BLOCK)[:count]
 
 
 def encoded_size(dtype: str, count: int) -> int:
     """The number of bytes of ``count`` values."""
-    if dtype == "fp32":
-        return 4 * count
-    return {"fp16": 2, "int8": 1}[dtype] * count + 4 * -(-count // BLOCK)
+    scales = 0 if dtype == "fp32" else -(-count // BLOCK)
+    return -(-_BITS[dtype] * count // 8) + 4 * scales
 
 
 class ErrorFeedback:
     """Encodes vectors, and adds to each the error of the encoding before it (Seide et al., Interspeech 2014).
 
-    ``residual`` is that error, float32 of shape (n,). Only int8 has one: fp16 keeps each value to 1 in
-    2,000, down to a billionth of the largest in its block.
+    ``residual`` is that error, float32 of shape (n,). Only int8 and int4 have one: fp16 keeps each value
+    to 1 in 2,000, down to a billionth of the largest in its block.
     """
 
     def __init__(self, dtype: str, count: int) -> None:
         self._dtype = dtype
-        self.residual = torch.zeros(count if dtype == "int8" else 0)
+        self.residual = torch.zeros(count if dtype in _LARGEST else 0)
 
     def encode(self, values: torch.Tensor) -> bytes:
         """The bytes of ``values``, float32 of shape (n,), with the residual added."""
-        if self._dtype != "int8":
+        if self._dtype not in _LARGEST:
             return encode(values, self._dtype)
         values = values + self.residual
         data = encode(values, self._dtype)

@@ -132,7 +132,7 @@ def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(ran
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
 def test_workers_of_two_ranks_agree(workers: Workers) -> None:
-    found = workers(2, 2, "inner=full_shard,every=5,dtype=int8", steps=10)
+    found = workers(2, 2, "inner=full_shard,every=5,dtype=int4", steps=10)
     assert len({str(each["digest"]) for each in found}) == 1
     assert len(found) == 4
 

@@ -53,15 +53,15 @@ def file_names_secret(name: str) -> bool:
 
 def content_is_secret(content: bytes) -> bool:
     """Return whether a file holds a private key: in PEM, or of a service account."""
-    return bool(_CONTENT.search(content))
+    # To look for a text takes a fiftieth of the time of the expression, and a job may have thousands of files.
+    return any(text in content for text in (b"service_account", b"PRIVATE KEY")) and bool(_CONTENT.search(content))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     # Compiling a pattern takes longer than looking for the texts that it has, which are in few names.
+    name = name.lower()
     return any(
-        fnmatch.fnmatchcase(name.lower(), pattern)
-        for pattern in patterns
-        if all(text in name.lower() for text in _texts(pattern))
+        fnmatch.fnmatchcase(name, pattern) for pattern in patterns if all(text in name for text in _texts(pattern))
     )
 
 

@@ -176,9 +176,9 @@ class JobOptions(StrictModel):
         Option(
             "KEY=VALUE",
             Form.NUMBERS,
-            example="{inner: full_shard, workers: 4, every: 100, dtype: int8}",
+            example="{inner: full_shard, workers: 4, every: 50, dtype: int4}",
         ),
-    ] = Field(default=None, description="option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8")
+    ] = Field(default=None, description="option of strategy diloco: inner=full_shard, workers=4, every=50, dtype=int4")
     fabric: Annotated[
         FabricName,
         Option(

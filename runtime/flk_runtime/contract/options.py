@@ -20,7 +20,7 @@ INNER_STRATEGIES: Final = ("ddp", "no_shard", "shard_grad_op", "full_shard", "hy
 # Values of --strategy. auto has the ranks choose one of the values before it at their start. diloco trains several
 # workers, each with an inner strategy.
 STRATEGIES: Final = ("none", *INNER_STRATEGIES, AUTO, DILOCO)
-OUTER_DTYPES: Final = ("fp32", "fp16", "int8")  # of the tensors that workers of strategy diloco send to each other
+OUTER_DTYPES: Final = ("fp32", "fp16", "int8", "int4")  # of what workers of strategy diloco send to each other
 
 
 def parse_strategy(text: str) -> str:

@@ -6,10 +6,12 @@ What is read is checked against the annotations of the class (`flk_runtime.contr
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from flk_runtime.contract import foreign
 from flk_runtime.errors import RuntimeFailure
@@ -49,7 +51,7 @@ class Registry(Generic[M]):
 
     def encode(self, message: M) -> bytes:
         """The message as JSON. Its floats are finite."""
-        return json.dumps([type(message).__name__, message], separators=(",", ":"), default=vars).encode()
+        return json.dumps([type(message).__name__, message], separators=(",", ":"), default=_fields).encode()
 
     def decode(self, data: bytes) -> M:
         """The message that was encoded. Raises MessageError if ``data`` is none of this set."""
@@ -59,3 +61,16 @@ class Registry(Generic[M]):
         except foreign.ERRORS as error:  # two values and no others, of which the first is a name
             raise MessageError(f"the other end sent what is not a message: {error!r}"[:200]) from error
         return message
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """The fields that are not as by default: those of a rank are, for the most part, and a leader reads thousands."""
+    defaults = _defaults(type(message))
+    return {name: value for name, value in vars(message).items() if name not in defaults or value != defaults[name]}
+
+
+@functools.cache
+def _defaults(kind: type) -> dict[str, Any]:
+    made = {each.name: each.default_factory() for each in dataclasses.fields(kind) if callable(each.default_factory)}
+    given = {each.name: each.default for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING}
+    return made | given

@@ -65,7 +65,7 @@ def test_every_option_of_a_job_reaches_the_ranks() -> None:
         ("inner=auto", "expected a strategy of the ranks within a worker"),
         ("inner=diloco", "expected a strategy of the ranks within a worker"),
         ("inner=zero", "unknown strategy 'zero'"),
-        ("dtype=int4", "expected one of fp32, fp16, int8"),
+        ("dtype=int2", "expected one of fp32, fp16, int8, int4"),
         ("every=0", "expected an integer, 1 or more"),
         ("every=x", "expected a number"),
         ("lr=nan", "expected a number above 0"),
@@ -92,7 +92,7 @@ def test_membership() -> None:
         Membership.read(DiLoCo(), {user_env.WORKERS: "2"})
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("fp32", 0.0), ("fp16", 2**-11), ("int8", 1 / 254)])
+@pytest.mark.parametrize(("dtype", "error"), [("fp32", 0.0), ("fp16", 2**-11), ("int8", 1 / 254), ("int4", 1 / 14)])
 @pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 5000])
 def test_compression(dtype: str, error: float, count: int) -> None:
     values = torch.randn(count, generator=torch.Generator().manual_seed(count))
@@ -110,11 +110,18 @@ def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
         decode(b"abc", "fp16", 2)
 
 
-def test_what_int8_loses_is_sent_later() -> None:
-    feedback = ErrorFeedback("int8", 2)
-    values = torch.tensor([1.0, 1e-3])  # a step of int8 is 1/127, so that the second value is lost at first
-    total = sum((decode(feedback.encode(values), "int8", 2) for _ in range(100)), torch.zeros(2))
-    assert total[1] == pytest.approx(0.1, rel=0.1)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_what_rounding_loses_is_sent_later(dtype: str) -> None:
+    feedback = ErrorFeedback(dtype, 3)
+    values = torch.tensor([1.0, 1e-3, -0.9e-3])  # a step is 1/127 or 1/7, so that all but the first are lost at first
+    total = sum((decode(feedback.encode(values), dtype, 3) for _ in range(1000)), torch.zeros(3))
+    assert total.tolist() == pytest.approx([1000.0, 1.0, -0.9], rel=0.1)
+
+
+def test_a_byte_holds_two_values_of_int4() -> None:
+    values = torch.tensor([7.0, -7.0, 3.0, -1.0, 0.0])
+    assert encode(values, "int4")[4:] == bytes([0x97, 0xF3, 0x00])
+    assert torch.equal(decode(encode(values, "int4"), "int4", 5), values)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -58,6 +58,10 @@ def test_a_message_decodes_to_itself(message: Report | Empty) -> None:
     assert MESSAGES.decode(MESSAGES.encode(message)) == message
 
 
+def test_what_is_as_by_default_does_not_travel() -> None:
+    assert MESSAGES.encode(Report(1, 2.0, slow=False)) == b'["Report",{"number":1,"share":2.0}]'
+
+
 def test_unknown_fields_and_further_values_are_ignored() -> None:
     data = b'["Report",{"number":1,"share":2,"later":3,"inner":{"places":[["a.py",7,"later"]],"later":1}}]'
     assert MESSAGES.decode(data) == Report(1, 2.0, inner=Inner((Place("a.py", 7),)))
