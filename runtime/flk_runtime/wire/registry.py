@@ -65,7 +65,8 @@ class Registry(Generic[M]):
 
 def _fields(message: Any) -> dict[str, Any]:
     """The fields that are not as by default: those of a rank are, for the most part, and a leader reads thousands."""
-    defaults = _defaults(type(message))
+    kind: Any = type(message)
+    defaults = _defaults(kind)
     return {name: value for name, value in vars(message).items() if name not in defaults or value != defaults[name]}
 
 
