@@ -1,7 +1,8 @@
 """Rounds: which workers take part in each round of the outer optimizer, and when a round is complete. Without sockets.
 
 The hub keeps no parameters. A worker that joins gets them from another worker, and then the averages of later rounds;
-it takes part from the next boundary between two rounds on. So a hub that starts anew loses nothing.
+it takes part from the next boundary between two rounds on. So a hub that starts anew loses nothing but what rounding
+has lost in its last average.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class Rounds:
         best = max(here, key=lambda member: (member.version, -member.worker))
         if best.version != self._current:  # the hub is new, or no worker that was further has come back
             self._current, self._last = best.version, b""
+            self._feedback.residual.zero_()  # it is of an average that is in no parameters
         self._digest, self._idle_since = best.digest, None
         self._log(f"begin with {len(here)} of {self._limits.workers} workers, at round {self._current}")
         for member in here:  # rounds wait for workers that are behind, too: none has gone on yet

@@ -50,7 +50,7 @@ class Ended:
     @property
     def lines(self) -> list[str]:
         """The lines of the script: gloo writes one of its own to the standard output with torch 2.9."""
-        return [line for line in self.output.splitlines() if not line.startswith("[Gloo] ")]
+        return [line for line in self.output.splitlines() if not line.startswith("[Gloo] Rank ")]
 
 
 class Ranks:

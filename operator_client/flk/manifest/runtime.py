@@ -34,7 +34,7 @@ _DIGEST: Final = hashlib.sha256().digest_size
 def runtime_archive() -> bytes:
     """Return the packages of the runtime as an archive that Python can run: `python3 flk_runtime.zip`.
 
-    It is a zip with the bootstrap and, compressed, the modules, which the bootstrap unpacks. It is kept in the user's
+    It is a zip with a program and, compressed, the modules, which the program unpacks. It is kept in the user's
     cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
     folder = Path(contract.__file__).parents[2]

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_TOO_LARGE: Final = "a number is too large"
+_NOT_FINITE: Final = "a number is not finite"
 _Reader = Callable[[Any], Any]
 LARGEST: Final = 2**63 - 1  # a larger number may have no float, so that computing with it fails
 
@@ -122,9 +124,9 @@ def _checked(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{type(value).__name__} is no {kind.__name__}")
     if kind is int and abs(value) > LARGEST:
-        raise ForeignError("a number is too large")
+        raise ForeignError(_TOO_LARGE)
     if kind is float and not math.isfinite(value):
-        raise ForeignError("a number is not finite")
+        raise ForeignError(_NOT_FINITE)
     return value
 
 
@@ -170,9 +172,10 @@ def bounded(value: Any) -> Any:
     level = [value]
     for _ in range(DEPTH + 1):
         kinds = set(map(type, level))
-        for kind in kinds & {int, float}:  # apart: a float may be equal to an integer that is too large
-            for number in {each for each in level if type(each) is kind}:
-                _checked(number, kind)
+        if not all(-LARGEST <= each <= LARGEST for each in level if type(each) is int):
+            raise ForeignError(_TOO_LARGE)
+        if not all(math.isfinite(each) for each in level if type(each) is float):
+            raise ForeignError(_NOT_FINITE)
         below: list[Any] = []
         for each in level if kinds & {dict, list} else ():
             if type(each) is dict:

@@ -275,6 +275,30 @@ def test_a_new_hub_goes_on_from_the_worker_that_is_furthest() -> None:
     assert workers.take(0) == [(1.5, "")]
 
 
+def test_a_hub_that_goes_back_forgets_what_rounding_has_lost() -> None:
+    results: list[bytes] = []
+
+    def send(message: FromHub, data: bytes) -> None:
+        if isinstance(message, Result):
+            results.append(data)
+
+    def contribute(worker: int, version: int, second: float) -> None:
+        rounds.contribute(worker, version, encode(torch.tensor([7.0, second]), "int4"), 0.0)
+
+    rounds = Rounds(Limits(2, wait=10, timeout=20), 2, "int4", 0.0, lambda line: None)
+    for worker in (0, 1):
+        rounds.join(Member(worker, send, 10, ""), 0.0)
+    contribute(0, 11, 3.0)
+    contribute(1, 11, 0.0)
+    assert decode(results.pop(), "int4", 2).tolist() == [7.0, 2.0]  # the average is 1.5
+    for worker in (0, 1):
+        rounds.leave(worker, 0.0, "killed")
+    rounds.join(Member(0, send, 5, ""), 0.0)
+    rounds.tick(11.0)
+    contribute(0, 6, 1.0)
+    assert decode(results.pop(), "int4", 2).tolist() == [7.0, 1.0]
+
+
 def test_the_donor_is_lost() -> None:
     workers = Workers(3)
     workers.join(0, 5)

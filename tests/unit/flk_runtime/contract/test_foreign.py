@@ -37,6 +37,7 @@ class Row:
         '{"a":[-Infinity]}',
         "1e999",
         f"[{2**70}.0,{2**70},{2**70}.0]",
+        "[" + ",".join(str(each * (2**61 - 1)) for each in range(5, 60_000)) + "]",  # all have the same hash
         "\x00",
         "",
         "[" + "0," * (foreign.LIMIT // 2) + "0]",
