@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _REFUSED = re.compile(r"[^\n:]* needs torch (\d+)\.(\d+) or newer, and this is torch (\d+)\.(\d+)[^\n]*")
-_HERE = tuple(map(int, metadata.version("torch").split(".")[:2]))
+_here = tuple(map(int, metadata.version("torch").split(".")[:2]))
 # What torch 2.6 itself says to a script, and what it means.
 _OF_TORCH = {
     "'Stream' object has no attribute 'record_event'": "torch's fully_shard needs torch 2.7 or newer on CPUs",
@@ -20,7 +20,7 @@ _OF_TORCH = {
 
 def needs_torch(release: tuple[int, int], reason: str) -> pytest.MarkDecorator:
     """Skip a test with a torch that is older than ``release``, which says nothing by itself."""
-    return pytest.mark.skipif(_HERE < release, reason=f"needs torch {release[0]}.{release[1]}: {reason}")
+    return pytest.mark.skipif(_here < release, reason=f"needs torch {release[0]}.{release[1]}: {reason}")
 
 
 def refusal(texts: Iterable[str]) -> str | None:
@@ -30,7 +30,7 @@ def refusal(texts: Iterable[str]) -> str | None:
             needed, here = tuple(map(int, found.groups()[:2])), tuple(map(int, found.groups()[2:]))
             if here < needed:
                 return found.group().strip()
-        for words, reason in _OF_TORCH.items() if _HERE < (2, 7) else ():
+        for words, reason in _OF_TORCH.items() if _here < (2, 7) else ():
             if words in text:
                 return reason
     return None

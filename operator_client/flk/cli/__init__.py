@@ -110,7 +110,7 @@ def application() -> Any:
     app = typer.Typer(
         name="flk",
         cls=Registry,
-        help="Train PyTorch on Kubernetes: submit a script as a PyTorchJob, follow it, and see why it ended.",
+        help="Train PyTorch on Kubernetes: submit a script as a job, follow it, and see why it ended.",
         epilog="A first job: `flk run --replicas 2` here, `flk submit --replicas 4` in a cluster.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

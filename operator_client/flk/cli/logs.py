@@ -51,8 +51,9 @@ def logs(
 
     Of several jobs, each line begins with the name of its job, and the worst exit code counts. On a terminal, equal
     lines of several ranks are one: [ranks 0-7].
-    Waits for pods that are not up yet. Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job
-    or of pods that are gone, shows the last lines that flk has kept on this machine.
+    Waits for pods that are not up yet; a job that is stuck ends it as it ends `flk wait`. Ctrl-C detaches: the job goes
+    on. With --no-follow the exit code is 0. Of a job or of pods that are gone, shows the last lines that flk has kept
+    on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
     from flk.jobs import logs as job_logs
@@ -158,9 +159,9 @@ def _follow_to_end(
     written.write_all(job_logs.follow(client, name, options), ended)
     if ended is not None and ended.is_set():
         return None
-    state = wait_for(client, name, uid=uid).state
-    raise_for_state(state, client)
-    note(f"job {name} succeeded{run_time_text(state)}")
+    waited = wait_for(client, name, uid=uid)
+    raise_for_state(waited.state, client, waited.outcome)
+    note(f"job {name} succeeded{run_time_text(waited.state)}")
     return None
 
 

@@ -136,7 +136,7 @@ def _goodput_line(goodput: Goodput) -> str:
     """Return one line about what the time of a job has gone into: the goodput, and each cause with its time."""
     spent = [(cause, goodput.seconds.get(cause, 0.0)) for cause in TIME_CAUSES]
     causes = ", ".join(f"{cause} {short_duration(seconds)}" for cause, seconds in spent if seconds >= _LEAST)
-    return f"goodput {goodput.share:.0%} of {short_duration(goodput.total)}: {causes}"
+    return f"goodput {goodput.share:.0%} of {short_duration(goodput.total)}{causes and f': {causes}'}"
 
 
 def _used(state: State) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import json
 import math
 import types
@@ -20,8 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_TOO_LARGE: Final = "a number is too large"
-_NOT_FINITE: Final = "a number is not finite"
 _Reader = Callable[[Any], Any]
 LARGEST: Final = 2**63 - 1  # a larger number may have no float, so that computing with it fails
 
@@ -80,10 +79,8 @@ def _reader(hint: Any) -> _Reader:
         read_key: _Reader = (lambda key: key_reader(int(key))) if args[0] is int else key_reader  # JSON's are strings
         read_value = _reader(args[1])
         return lambda values: {read_key(key): read_value(value) for key, value in _checked(values, dict).items()}
-    if hint is float:
-        return _read_float
-    if hint is int:
-        return _read_int
+    if hint in (int, float):
+        return _read_int if hint is int else _read_float
     if hint in (str, bool, dict, list):
         return functools.partial(_checked, kind=hint)
     if issubclass(hint, enum.Enum):
@@ -109,9 +106,11 @@ def _read_int(value: Any) -> int:
 
 
 def _read_float(value: Any) -> float:
-    if type(value) is float and -math.inf < value < math.inf:
-        return value
-    return float(_checked(value, int if type(value) is int else float))
+    return (
+        value
+        if type(value) is float and math.isfinite(value)
+        else float(_checked(value, int if type(value) is int else float))
+    )
 
 
 def _approved(read: _Reader, check: Callable[[Any], object], value: Any) -> Any:
@@ -124,9 +123,9 @@ def _checked(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{type(value).__name__} is no {kind.__name__}")
     if kind is int and abs(value) > LARGEST:
-        raise ForeignError(_TOO_LARGE)
+        raise ForeignError("a number is too large")
     if kind is float and not math.isfinite(value):
-        raise ForeignError(_NOT_FINITE)
+        raise ForeignError("a number is not finite")
     return value
 
 
@@ -171,13 +170,11 @@ def bounded(value: Any) -> Any:
     """
     level = [value]
     for _ in range(DEPTH + 1):
-        kinds = set(map(type, level))
-        if not all(-LARGEST <= each <= LARGEST for each in level if type(each) is int):
-            raise ForeignError(_TOO_LARGE)
-        if not all(math.isfinite(each) for each in level if type(each) is float):
-            raise ForeignError(_NOT_FINITE)
+        _checked(max((abs(each) for each in level if type(each) is int), default=0), int)
+        for number in itertools.filterfalse(math.isfinite, (each for each in level if type(each) is float)):
+            _checked(number, float)
         below: list[Any] = []
-        for each in level if kinds & {dict, list} else ():
+        for each in level if {dict, list}.intersection(map(type, level)) else ():
             if type(each) is dict:
                 below += each.values()
             elif type(each) is list:

@@ -65,13 +65,13 @@ class Registry(Generic[M]):
 
 def _fields(message: Any) -> dict[str, Any]:
     """The fields that are not as by default: those of a rank are, for the most part, and a leader reads thousands."""
-    kind: Any = type(message)
-    defaults = _defaults(kind)
-    return {name: value for name, value in vars(message).items() if name not in defaults or value != defaults[name]}
+    defaults = _defaults(message.__class__)
+    return {name: value for name, value in vars(message).items() if value != defaults.get(name, dataclasses.MISSING)}
 
 
 @functools.cache
 def _defaults(kind: type) -> dict[str, Any]:
-    made = {each.name: each.default_factory() for each in dataclasses.fields(kind) if callable(each.default_factory)}
-    given = {each.name: each.default for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING}
-    return made | given
+    return {
+        each.name: each.default_factory() if callable(each.default_factory) else each.default
+        for each in dataclasses.fields(kind)
+    }

@@ -41,11 +41,11 @@ FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a conne
 QUEUED: Final = 5000  # lines that may wait to be printed
 _INTERVAL: Final = 0.3  # seconds between two observations of a job in which nothing changes
 _AFTER_END: Final = 30.0  # seconds after the job's end in which pods may run on, and in which a last line must come
-_WAITING: Final = (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED)
+_WAITING: Final = (Phase.PENDING, Phase.QUEUED, Phase.SUSPENDED)
 
 
 def follow(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
-    """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
+    """Yield all lines of a job, those that are there first, until its last line has come after its end, or it is stuck.
 
     The last answer about the job is kept. Raises JobNotFoundError if there is no such job.
     """
@@ -118,9 +118,9 @@ class _Merger:
 
     def _run(self) -> None:
         try:
-            self._follow()
+            ended = self._follow()
             self.error = self._failed()
-            if self.error is None:
+            if ended and self.error is None:
                 self._await_last_lines()
                 self.error = self._failed()
         except Exception as error:  # of any kind: the thread that prints raises it
@@ -132,16 +132,17 @@ class _Merger:
         """Return the error of the first log that cannot be read."""
         return next((log.error for log in self._logs.values() if log.error), None)
 
-    def _follow(self) -> None:
+    def _follow(self) -> bool:
+        """Read the logs of all pods. Return whether the job has ended, so that last lines come."""
         reader = Reader(self._client)
         chosen: LineFilter | None = None
         with closing(follow_job(self._client, self._name, _INTERVAL)) as observations:
             for seen in observations:
                 if self._closed.is_set() or self._failed():
-                    return
+                    break
                 if seen.gone is not None or seen.job is None:
                     self._note("deleted", f"job {self._name} was deleted")
-                    return
+                    return True
                 # Anew each time: an elastic job may have more pods now.
                 chosen = LineFilter.of(JobView(Observation(seen.job)), self._options, chosen)
                 self._kept, self._secrets = lines_of_a_pod(len(chosen.names)), secrets_of(seen.job)
@@ -149,10 +150,11 @@ class _Merger:
                     self._start(pod, chosen)
                 self._view = view = reader.view(seen)
                 state = derive(view)
-                if self._is_complete(state):
-                    return
+                if state.phase == Phase.STUCK or self._is_complete(state):  # pods of a stuck job may print for ever
+                    return state.phase != Phase.STUCK
                 if state.phase in _WAITING and state.message:
                     self._note("waiting", f"job {self._name} is {state.headline}")
+        return False
 
     def _is_complete(self, state: State) -> bool:
         """Return whether no line can come any more, but from logs that are being read."""

@@ -43,6 +43,13 @@ def test_options_of_the_request(terminal: Terminal, fake: FakeApiServer) -> None
     assert request.query == {"container": "pytorch", "timestamps": "true", "tailLines": "17", "sinceSeconds": "300"}
 
 
+def test_following_a_stuck_job_ends_as_the_wait_for_it(
+    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion
+) -> None:
+    jobs.add(fake, "image missing")
+    assert terminal("flk logs gpt") == snapshot
+
+
 def test_following_an_ended_job(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "exception on rank 1")
     assert terminal("flk logs gpt --rank 1") == snapshot
