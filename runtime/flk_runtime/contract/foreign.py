@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import itertools
 import json
 import math
 import types
@@ -79,9 +78,9 @@ def _reader(hint: Any) -> _Reader:
         read_key: _Reader = (lambda key: key_reader(int(key))) if args[0] is int else key_reader  # JSON's are strings
         read_value = _reader(args[1])
         return lambda values: {read_key(key): read_value(value) for key, value in _checked(values, dict).items()}
-    if hint in (int, float):
-        return _read_int if hint is int else _read_float
-    if hint in (str, bool, dict, list):
+    if hint is float:
+        return lambda value: float(_checked(value, int if type(value) is int else float))
+    if hint in (int, str, bool, dict, list):
         return functools.partial(_checked, kind=hint)
     if issubclass(hint, enum.Enum):
         return lambda value: hint(_checked(value, str))
@@ -97,19 +96,6 @@ def _fields_reader(hint: Any) -> _Reader:
     fields = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(hint) if field.init}
     return lambda values: hint(
         **{name: fields[name](value) for name, value in _checked(values, dict).items() if name in fields}
-    )
-
-
-# A leader reads hundreds of thousands of numbers in each second: the usual ones need one call.
-def _read_int(value: Any) -> int:
-    return value if type(value) is int and -LARGEST <= value <= LARGEST else _checked(value, int)
-
-
-def _read_float(value: Any) -> float:
-    return (
-        value
-        if type(value) is float and math.isfinite(value)
-        else float(_checked(value, int if type(value) is int else float))
     )
 
 
@@ -170,15 +156,15 @@ def bounded(value: Any) -> Any:
     """
     level = [value]
     for _ in range(DEPTH + 1):
-        _checked(max((abs(each) for each in level if type(each) is int), default=0), int)
-        for number in itertools.filterfalse(math.isfinite, (each for each in level if type(each) is float)):
-            _checked(number, float)
         below: list[Any] = []
-        for each in level if {dict, list}.intersection(map(type, level)) else ():
-            if type(each) is dict:
+        for each in level:
+            kind = type(each)
+            if kind is dict:
                 below += each.values()
-            elif type(each) is list:
+            elif kind is list:
                 below += each
+            elif kind is int or kind is float:
+                _checked(each, kind)
         if not below:
             return value
         level = below
