@@ -24,6 +24,7 @@ from flk_plan.hardware import (
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
 from flk_runtime.parallel import STRATEGIES
+from flk_runtime.parallel.computation import has_own_forward
 from flk_runtime.system import mfu
 
 _PRECISION = "flk.Precision()"
@@ -67,9 +68,8 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
 def _savings(captured: CapturedModel, gpu: Gpu) -> Iterator[str]:
     """The options that save memory, which the script does not use and can use on these GPUs."""
-    # A block with a forward of its own, as a script that recomputes by itself gives it, is refused with recompute=True.
-    own = any("forward" in vars(block) for block in captured.blocks)
-    if captured.blocks and not captured.options.recompute and not own:
+    refused = any(map(has_own_forward, captured.blocks))  # by `recompute_activations`
+    if captured.blocks and not captured.options.recompute and not refused:
         yield "recompute=True"
     if _dtype(captured) == torch.float32 and gpu.multiplies(torch.bfloat16):
         yield _PRECISION

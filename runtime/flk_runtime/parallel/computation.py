@@ -14,6 +14,11 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel.precision import is_batch_norm
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether a module has a ``forward`` in place of its class's, as of a script that recomputes by itself."""
+    return "forward" in vars(module)
+
+
 def recompute_activations(module: nn.Module) -> None:
     """Drop the activations inside ``module`` after each forward pass and compute them again in the backward pass.
 
@@ -24,7 +29,7 @@ def recompute_activations(module: nn.Module) -> None:
 
     Raises SetupError if the module already has a ``forward`` that is not its class's.
     """
-    if "forward" in vars(module):
+    if has_own_forward(module):
         raise SetupError(
             f"recompute=True: a {type(module).__name__} has a forward attribute of its own in place of its class's; "
             "remove the attribute, or recompute other blocks"
@@ -43,7 +48,7 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
     ``given`` is True, the name of a backend, or all options of torch.compile. The module can be copied and pickled.
     """
     options = _options(given)
-    if "forward" not in vars(module) and type(module).forward.__module__.startswith("torch."):
+    if not has_own_forward(module) and type(module).forward.__module__.startswith("torch."):
         # The compiler skips a frame of torch.nn that it meets first, as of a Sequential or a TransformerEncoderLayer,
         # without a word. It compiles the same frame beneath one of another package.
         module.forward = functools.partial(_plain_forward, module)
