@@ -30,11 +30,11 @@ def encode(values: torch.Tensor, dtype: str) -> bytes:
     else:
         scales = largest / _LARGEST[dtype]
         steps = (blocks / scales.clamp_min(_TINY)).round_().clamp_(-_LARGEST[dtype], _LARGEST[dtype]).to(torch.int8)
-    steps = steps.flatten()[: len(values) + len(values) % 2 if dtype == "int4" else len(values)]
+    steps, count = steps.flatten(), len(values)
     if dtype == "int4":
         low, high = steps.view(-1, 2).unbind(1)
-        steps = (low & 15) | (high << 4)
-    return _to_bytes(scales.flatten()) + _to_bytes(steps)
+        steps, count = (low & 15) | (high << 4), -(-count // 2)
+    return _to_bytes(scales.flatten()) + _to_bytes(steps[:count])
 
 
 def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
@@ -56,8 +56,8 @@ def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
 
 def encoded_size(dtype: str, count: int) -> int:
     """The number of bytes of ``count`` values."""
-    scales = 0 if dtype == "fp32" else -(-count // BLOCK)
-    return -(-_BITS[dtype] * count // 8) + 4 * scales
+    blocks = 0 if dtype == "fp32" else -(-count // BLOCK)
+    return -(-_BITS[dtype] * count // 8) + 4 * blocks
 
 
 class ErrorFeedback:

@@ -23,7 +23,7 @@ class DiLoCo:
     strategy: ClassVar[str] = DILOCO
     inner: str = "ddp"  # strategy of the ranks within a worker
     every: int = 100  # inner steps between two rounds
-    dtype: str = "fp16"  # of outer gradients on the wire: fp32, fp16, or with error feedback int8, int4
+    dtype: str = "fp16"  # of outer gradients on the wire: fp32, fp16, int8 or int4; the last two with error feedback
     lr: float = 0.7  # of the outer optimizer, SGD
     momentum: float = 0.9  # Nesterov momentum of the outer optimizer; 0: none
     sites: int = 1  # jobs that train together, all with the same number of workers

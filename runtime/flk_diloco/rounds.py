@@ -1,8 +1,8 @@
 """Rounds: which workers take part in each round of the outer optimizer, and when a round is complete. Without sockets.
 
 The hub keeps no parameters. A worker that joins gets them from another worker, and then the averages of later rounds;
-it takes part from the next boundary between two rounds on. So a hub that starts anew loses nothing but what rounding
-has lost in its last average.
+it takes part from the next boundary between two rounds on. So a hub that starts anew loses only the rounding error
+of its last average.
 """
 
 from __future__ import annotations

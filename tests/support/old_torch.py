@@ -19,7 +19,7 @@ _OF_TORCH = {
 
 
 def needs_torch(release: tuple[int, int], reason: str) -> pytest.MarkDecorator:
-    """Skip a test with a torch that is older than ``release``, which says nothing by itself."""
+    """Skip a test with a torch older than ``release``, which does not say itself what it lacks."""
     return pytest.mark.skipif(_here < release, reason=f"needs torch {release[0]}.{release[1]}: {reason}")
 
 

@@ -61,7 +61,7 @@ class JobHandle:
         return waited.state
 
     def logs(self, follow: bool = True) -> Iterator[str]:
-        """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now.
+        """Yield the lines that the ranks print until the job ends or is stuck; without ``follow`` those so far.
 
         If the job is gone, yields the lines that flk has kept; then JobDeletedError is raised.
 

@@ -53,7 +53,7 @@ def file_names_secret(name: str) -> bool:
 
 def content_is_secret(content: bytes) -> bool:
     """Return whether a file holds a private key: in PEM, or of a service account."""
-    # To look for a text takes a fiftieth of the time of the expression, and a job may have thousands of files.
+    # To look for a text first takes an eighth of the time, and a job may have thousands of files.
     return any(text in content for text in (b"service_account", b"PRIVATE KEY")) and bool(_CONTENT.search(content))
 
 

@@ -47,6 +47,7 @@ def main() -> None:
     sys.path[0] = folder  # in place of the archive
     # For the processes that the launcher and the ranks start.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    # By its name: this module belongs to a layer below, and calls the program only as the archive's own __main__.
     importlib.import_module("flk_runtime.__main__").main()
 
 

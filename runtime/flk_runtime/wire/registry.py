@@ -64,7 +64,7 @@ class Registry(Generic[M]):
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """The fields that are not as by default: those of a rank are, for the most part, and a leader reads thousands."""
+    """The fields whose values differ from their defaults: most fields in the status of a rank have theirs."""
     defaults = _defaults(message.__class__)
     return {name: value for name, value in vars(message).items() if value != defaults.get(name, dataclasses.MISSING)}
 

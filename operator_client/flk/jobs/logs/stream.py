@@ -45,7 +45,7 @@ _WAITING: Final = (Phase.PENDING, Phase.QUEUED, Phase.SUSPENDED)
 
 
 def follow(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
-    """Yield all lines of a job, those that are there first, until its last line has come after its end, or it is stuck.
+    """Yield all lines of a job, from the first one, until it has ended and its last line has come, or it is stuck.
 
     The last answer about the job is kept. Raises JobNotFoundError if there is no such job.
     """
@@ -150,8 +150,10 @@ class _Merger:
                     self._start(pod, chosen)
                 self._view = view = reader.view(seen)
                 state = derive(view)
-                if state.phase == Phase.STUCK or self._is_complete(state):  # pods of a stuck job may print for ever
-                    return state.phase != Phase.STUCK
+                if state.phase == Phase.STUCK:  # its pods may print for ever
+                    return False
+                if self._is_complete(state):
+                    return True
                 if state.phase in _WAITING and state.message:
                     self._note("waiting", f"job {self._name} is {state.headline}")
         return False

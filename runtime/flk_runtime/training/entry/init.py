@@ -34,8 +34,8 @@ def init(
     """Open the process group and return this process's `Run`. Collective.
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
-    with some of the same arguments, or none, returns the same run. After `Run.close` it begins another training, as for
-    the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of the
+    returns the same run, if its arguments are the same or left out. After `Run.close` it begins another training, as
+    for the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of the
     first one, then ``training-2``, so that a restarted process finds each again if it begins its trainings in the same
     order. One that leaves out what it has finished passes each a ``checkpoint=`` of its own.
 
