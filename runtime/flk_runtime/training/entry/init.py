@@ -35,9 +35,9 @@ def init(
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
     returns the same run, if its arguments are the same or left out. After `Run.close` it begins another training, as
-    for the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of the
-    first one, then ``training-2``, so that a restarted process finds each again if it begins its trainings in the same
-    order. One that leaves out what it has finished passes each a ``checkpoint=`` of its own.
+    for the next fold or seed, from its own start: its checkpoints are in the folder ``training-1`` below the place of
+    the first one, then ``training-2``, so that a restarted process finds each again if it begins its trainings in the
+    same order. One that leaves out what it has finished passes each a ``checkpoint=`` of its own.
 
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
       script in another process, or uses results of `flk bench`, and chooses for all ranks. diloco: several workers,
