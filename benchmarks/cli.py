@@ -98,6 +98,7 @@ def finished_job(flk: str, folder: str) -> Iterator[dict[str, str]]:
     """A fake API server that holds one job, which has succeeded. Gives the variables that lead commands to it."""
     server = FakeApiServer()
     server.documents.update(discovery())
+    server.objects["/apis/batch/v1/namespaces/team/jobs"] = {}  # each cluster serves them, and flk lists them too
     render = [flk, "render", "train.py", "--name", JOB, "--replicas", str(REPLICAS)]
     manifests = subprocess.run(render, cwd=folder, check=True, capture_output=True, text=True).stdout
     job = next(manifest for manifest in yaml.safe_load_all(manifests) if manifest["kind"] == "PyTorchJob")
@@ -136,20 +137,27 @@ def ended_pod(index: int, job_uid: str) -> dict[str, Any]:
 
 
 def discovery() -> dict[str, dict[str, Any]]:
-    """The API discovery documents of a server; kubectl asks for them once, and keeps them in files."""
+    """The aggregated discovery of a server that serves PyTorchJobs, as Kubernetes answers since 1.26.
 
-    def resources(group: str, plural: str, kind: str) -> dict[str, Any]:
-        resource = {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": ["list"]}
-        return {"kind": "APIResourceList", "groupVersion": group, "resources": [resource]}
+    kubectl asks for it once, and keeps it in files; so does flk.
+    """
 
-    version = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
-    group = {"name": "kubeflow.org", "versions": [version], "preferredVersion": version}
-    return {
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": resources("v1", "pods", "Pod"),
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
-        "/apis/kubeflow.org/v1": resources("kubeflow.org/v1", "pytorchjobs", "PyTorchJob"),
-    }
+    def served(group: str, version: str, plural: str, kind: str) -> dict[str, Any]:
+        resource = {
+            "resource": plural,
+            "responseKind": {"group": group, "version": version, "kind": kind},
+            "scope": "Namespaced",
+            "singularResource": kind.lower(),
+            "verbs": ["get", "list", "watch"],
+        }
+        return {"metadata": {"name": group}, "versions": [{"version": version, "resources": [resource]}]}
+
+    form = {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}}
+    groups = [
+        served("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
+        served("batch", "v1", "jobs", "Job"),
+    ]
+    return {"/api": form | {"items": [served("", "v1", "pods", "Pod")]}, "/apis": form | {"items": groups}}
 
 
 def main() -> int:

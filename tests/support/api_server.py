@@ -59,6 +59,9 @@ def _metadata_of(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "kind": "PartialObjectMetadataList", "items": items}
 
 
+DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"  # type of answers
+
+
 def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
     """The API server's own form of an error."""
     return {"kind": "Status", "apiVersion": "v1", "code": status, "message": message, "details": details}
@@ -298,7 +301,9 @@ class FakeApiServer:
     ) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         handler.send_response_only(status)  # without a Date, which a test may send itself
-        for key, value in (({"Date": self.date} if self.date else {}) | (headers or {})).items():
+        discovery = isinstance(body, dict) and body.get("kind") == "APIGroupDiscoveryList"
+        form = {"Content-Type": DISCOVERY} if discovery else {}  # kubectl reads another form without it
+        for key, value in (({"Date": self.date} if self.date else {}) | form | (headers or {})).items():
             handler.send_header(key, value)
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
