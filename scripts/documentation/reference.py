@@ -30,7 +30,7 @@ from flk.health.queue import EVICTED, PENDING
 from flk.manifest.bundle import COUNT_LIMIT, RAW_LIMIT, SIZE_LIMIT
 from flk.manifest.files import WALK_LIMIT
 from flk.spec import schema
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.job import Job
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import ExitCode, pod_env, user_env
@@ -87,7 +87,7 @@ def job_file() -> str:
     ]
     networks = [
         f"- **`{name}`**: {_sentence(one.description)}{f' It needs {one.needs}.' if one.needs else ''}\n"
-        for name, one in fabrics().items()
+        for name, one in FABRICS.items()
     ]
     return "\n".join(
         [

@@ -95,6 +95,13 @@ class Jobs:
         self._kubectl("delete", "pod", self._pod(name), "--wait=false")
         self._eventually(f"{name} starts with a new pod", lambda: self._attempts(name) >= 3)
 
+    def lose(self, name: str) -> dict[str, Any]:
+        """Lose a pod while the job trains, without a warning; return the state in which it trains again."""
+        self._eventually(f"{name} trains", lambda: '"step": 10,' in self._flk("logs", name, "--no-follow").stdout)
+        self._kubectl("delete", "pod", self._pod(name), "--force", "--grace-period=0")
+        self._eventually(f"{name} trains again", lambda: self._attempts(name) >= 2)
+        return state(self._flk, name)
+
     def losses(self, *names: str) -> dict[str, float]:
         """The last loss of each job, which has ended with success."""
         for name in names:
@@ -142,6 +149,31 @@ def test_same_loss_after_a_killed_rank_and_a_deleted_pod(
     losses = jobs.losses("calm", *(f"on-{target}" for target in TARGETS))
     assert len(set(losses.values())) == 1, losses
     assert jobs.kinds() == {"calm": KINDS["pytorchjob"]} | {f"on-{target}": kind for target, kind in KINDS.items()}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("option", "value", "ranks", "size"), [("--spares", "1", [[0], [], [1]], 2), ("--elastic", "1:2", [[0], []], 1)]
+)
+def test_a_jobset_trains_on_without_a_pod_that_is_lost(
+    flk: Any,
+    kubectl: Any,
+    image: str,
+    no_jobs_stay: None,
+    eventually: Callable[..., Any],
+    option: str,
+    value: str,
+    ranks: list[list[int]],
+    size: int,
+) -> None:
+    """Its spare takes the place at once; an elastic JobSet goes on with one pod. Both end with their first pod."""
+    jobs = Jobs(flk, kubectl, eventually, "--image", image, "--target", "jobset", option, value)
+    jobs.submit("lasts")
+    seen = jobs.lose("lasts")
+    assert seen["attempts"][1]["pods"] == size
+    assert [pod["ranks"] for pod in seen["pods"]] == ranks
+    assert flk("scale", "lasts", "1").code == 2
+    assert jobs.losses("lasts")
 
 
 @pytest.mark.soak

@@ -62,7 +62,7 @@ def run(commands: Path, *words: str, cwd: Path) -> str:
 def test_the_wheel_contains_the_packages_and_the_example(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    expected = {"flk/py.typed", "flk/spec/fabrics.json", "flk/bundled_gpt/train.py", "flk_runtime/py.typed"}
+    expected = {"flk/py.typed", "flk/spec/hardware.json", "flk/bundled_gpt/train.py", "flk_runtime/py.typed"}
     assert expected <= names
     for folder, package in (("operator_client", "flk"), *(("runtime", package) for package in RUNTIME_PACKAGES)):
         sources = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder / package).rglob("*.py")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
@@ -27,10 +27,14 @@ T = TypeVar("T")
 def first_that_fits(client: JobClient, job: Job, render: Callable[[Job], T]) -> T:
     """Return what ``render`` makes of the job with the first target and gang that can express it.
 
-    ``render`` raises UsageError where a target cannot express the job. If none can, the first error is raised.
+    ``render`` raises UsageError where a target cannot express the job. If none can, the first error is raised. Of an
+    elastic job in no queue, targets whose number of pods `flk scale` can change come first.
     """
     refusals: list[UsageError] = []
-    for name in targets(client, job.target, job.queue):
+    names: Iterable[str] = targets(client, job.target, job.queue)
+    if job.elastic and not job.queue:
+        names = sorted(names, key=lambda name: not TARGETS[name].scalable)
+    for name in names:
         try:
             return render(with_gang(client, job.changed(target=name)))
         except UsageError as error:

@@ -9,7 +9,7 @@ import zlib
 from typing import Any, Final
 
 from flk.spec import labels
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.job import Job
 from flk.spec.options import rows
 from flk.spec.parts import HUB_MODULE, DiLoCo
@@ -39,7 +39,7 @@ def environment(job: Job) -> dict[str, str]:
         own[pod_env.SPARES] = str(job.spares)
     if job.strategy == DILOCO:
         own |= {pod_env.DILOCO_OPTIONS: (job.diloco or DiLoCo()).options(), user_env.WORKERS: str(job.workers)}
-    return own | fabrics()[job.fabric].env | job.env
+    return own | FABRICS[job.fabric].env | job.env
 
 
 def checkpoint_place(job: Job) -> str:

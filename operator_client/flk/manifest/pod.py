@@ -16,7 +16,7 @@ from flk.manifest.environment import (
 )
 from flk.spec import labels
 from flk.spec.fields import PULL_POLICIES
-from flk.spec.hardware import fabrics, gpu_terms
+from flk.spec.hardware import FABRICS, gpu_terms
 from flk.spec.job import Job
 from flk.spec.mounts import CLAIM, SOURCES, Mount
 from flk.spec.names import DEFAULT_IMAGE, IMAGE_ARCHITECTURE, split_topology
@@ -211,7 +211,7 @@ def _resources(job: Job) -> dict[str, Any]:
         "ephemeral-storage": wanted.ephemeral_storage,
         "nvidia.com/gpu": str(wanted.gpu) if wanted.gpu else None,
         **{name: str(amount) for name, amount in (wanted.extended or {}).items()},
-        **fabrics()[job.fabric].pod_limits(wanted.gpu),
+        **FABRICS[job.fabric].pod_limits(wanted.gpu),
     }
     limits = {**amounts, "cpu": wanted.cpu_limit, "memory": wanted.memory_limit or wanted.memory}
     requests = {"cpu": wanted.cpu, **amounts}

@@ -18,7 +18,7 @@ from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.pod import pod_template
 from flk.spec import labels
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.job import Job
 from flk.spec.parts import PodSettings
 from flk.targets import TARGETS, Parts
@@ -66,11 +66,12 @@ def render(
         **({labels.OWNER: owner} if owner else {}),
     }
     target = TARGETS[job.target_or_default]
-    if (job.elastic or job.spares) and not target.scalable:
+    if (job.elastic or job.spares) and not target.ends_with_first:
         option = "--elastic" if job.elastic else "--spares"
-        able = " or ".join(f"--target {name}" for name, other in TARGETS.items() if other.scalable)
+        able = " or ".join(f"--target {name}" for name, other in TARGETS.items() if other.ends_with_first)
         raise UsageError(
-            f"{option}: a {target.kind} has pods of a fixed number, which all must end with success",
+            f"{option}: a {target.kind} needs the success of all its pods: only its runtime, which belongs to the "
+            "administrator and serves all jobs, could say otherwise",
             hint=f"choose {able}",
         )
     template = pod_template(job, bundle, [config_map["metadata"]["name"] for config_map in config_maps], namespace)
@@ -145,7 +146,7 @@ def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
     """Return the manifests as YAML documents. With ``job``, a comment names the source of its fabric's values."""
     head = [f"# Rendered by flk {VERSION}. Create it: kubectl create -f FILE (or apply --server-side: code is large)."]
     if job is not None:
-        fabric = fabrics()[job.fabric]
+        fabric = FABRICS[job.fabric]
         head.append(f"# fabric {fabric.name}: {fabric.description}. Values from: {fabric.source}.")
         if fabric.needs:
             head.append(f"# It also needs {fabric.needs}.")

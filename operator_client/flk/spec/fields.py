@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from flk.spec import mounts, names, units
-from flk.spec.hardware import fabrics, gpu_types
+from flk.spec.hardware import FABRICS, GPU_TYPES
 from flk.spec.validation import usage_error
 from flk_runtime.contract import quantities
 from flk_runtime.contract.options import (
@@ -227,9 +227,9 @@ SaveEvery = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
-FabricName = Annotated[str, OneOf(*fabrics())]
+FabricName = Annotated[str, OneOf(*FABRICS)]
 TargetName = Annotated[str, OneOf(AUTO, *names.TARGETS)]
-GpuType = Annotated[str, OneOf(*gpu_types())]
+GpuType = Annotated[str, OneOf(*GPU_TYPES)]
 PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
 GangName = Annotated[str, OneOf(*GANGS)]
 Topology = Annotated[str, AfterValidator(lambda value: ":".join(names.split_topology(value)))]

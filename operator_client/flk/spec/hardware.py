@@ -1,12 +1,11 @@
 """What flk knows of hardware: presets for the network between GPUs, and the labels of nodes that say their GPUs' type.
 
-The data is ``fabrics.json`` and ``gpus.json`` beside this module; the chart reads them too. A preset for one cloud does
+The data is ``hardware.json`` beside this module. A preset for one cloud does
 not fit another, so each names the source of its values. The environment and the patch of a job override every value.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -36,21 +35,10 @@ class Fabric:
         return self.limits | scaled
 
 
-@functools.cache
-def fabrics() -> dict[str, Fabric]:
-    """Return all presets by name."""
-    data = json.loads((Path(__file__).parent / "fabrics.json").read_text(encoding="utf-8"))
-    return {name: Fabric(name, **preset) for name, preset in data.items()}
-
-
+_DATA: Final = json.loads(Path(__file__).with_name("hardware.json").read_text("utf-8"))
+FABRICS: Final[dict[str, Fabric]] = {name: Fabric(name, **preset) for name, preset in _DATA["fabrics"].items()}
+GPU_TYPES: Final[dict[str, dict[str, list[str]]]] = _DATA["gpus"]  # values of the labels of nodes, by type and label
 TYPED: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*:[1-9][0-9]{0,3}")
-
-
-@functools.cache
-def gpu_types() -> dict[str, dict[str, list[str]]]:
-    """Return the values of the labels of nodes, by type and label."""
-    data: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("gpus.json").read_text("utf-8"))
-    return data
 
 
 def split_gpus(value: str) -> tuple[str, int]:
@@ -63,9 +51,9 @@ def split_gpus(value: str) -> tuple[str, int]:
 
 def gpu_type(name: str) -> str:
     """Return the name of a type in upper case. Raises ValueError for a type that flk does not know."""
-    if name.upper() not in gpu_types():
+    if name.upper() not in GPU_TYPES:
         raise ValueError(
-            f"flk knows no GPUs of type {name}, only {', '.join(gpu_types())}: "
+            f"flk knows no GPUs of type {name}, only {', '.join(GPU_TYPES)}: "
             "choose nodes of others by their labels (--node-selector, nodes.selector)"
         )
     return name.upper()
@@ -75,5 +63,5 @@ def gpu_terms(name: str) -> list[dict[str, Any]]:
     """Return the terms of a node affinity of which a node with GPUs of this type fulfils one: one label says so."""
     return [
         {"matchExpressions": [{"key": label, "operator": "In", "values": values}]}
-        for label, values in sorted(gpu_types()[name].items())
+        for label, values in sorted(GPU_TYPES[name].items())
     ]

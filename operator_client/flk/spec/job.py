@@ -14,7 +14,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from flk.spec import file, mounts, names
 from flk.spec.fields import Elastic
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.table import JobOptions
 from flk.spec.validation import check_all, usage_error
 from flk_runtime.contract import user_env
@@ -65,7 +65,7 @@ class Job(JobOptions):
             yield f"secrets.{name}: {name} is in env too"
         yield from self._mistakes_of_mounts()
         resources = self.resources
-        huge = [name for name in fabrics()[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]
+        huge = [name for name in FABRICS[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]
         if huge and not (resources.memory or resources.cpu):
             yield (
                 f"resources.memory: is missing: fabric {self.fabric} requests {huge[0]}, "

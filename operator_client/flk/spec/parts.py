@@ -27,7 +27,7 @@ from flk.spec.fields import (
     Text,
     Tolerations,
 )
-from flk.spec.hardware import gpu_types, split_gpus
+from flk.spec.hardware import GPU_TYPES, split_gpus
 from flk.spec.options import Form, Option
 from flk.spec.validation import check_all
 from flk_runtime.contract.options import INNER_STRATEGIES, OUTER_DTYPES
@@ -58,7 +58,7 @@ class Resources(StrictModel):
         default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod: 8, or with their type: H100:8"
     )
     gpu_type: Annotated[GpuType | None, Option()] = Field(
-        default=None, description=f"which nodes the pods may run on, by their GPUs: {', '.join(gpu_types())}"
+        default=None, description=f"which nodes the pods may run on, by their GPUs: {', '.join(GPU_TYPES)}"
     )
     shm: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="size of /dev/shm, which counts as memory; left out: limited by the memory only"

@@ -42,7 +42,7 @@ from flk.spec.fields import (
     Topology,
     Variable,
 )
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.names import DEFAULT_IMAGE, DEFAULT_TARGET, NO_GANG, TARGETS
 from flk.spec.options import Form, Option
 from flk.spec.parts import DiLoCo, Nodes, PodSettings, Resources
@@ -186,7 +186,7 @@ class JobOptions(StrictModel):
             example="auto",
             variable=user_env.FABRIC,
         ),
-    ] = Field(default="auto", description=f"preset for the network between GPUs: {', '.join(fabrics())}")
+    ] = Field(default="auto", description=f"preset for the network between GPUs: {', '.join(FABRICS)}")
     restarts: Annotated[
         int, Option("N", Form.NUMBER, ("--restarts", "--max-restarts"), example="3", variable=pod_env.RESTARTS)
     ] = Field(

@@ -1,9 +1,9 @@
 """The targets whose pods belong to an indexed Job of Kubernetes: the Job itself, and the JobSet.
 
 The launchers start the ranks again while their pods run. The Job has to recreate pods that were lost, and must not
-recreate pods whose end is final: its pod failure policy says so. An elastic Job, and one with spares, succeeds with its
-first pod (``successPolicy``): `kubectl create` of its rendered manifest, which refuses unknown fields, needs Kubernetes
-1.30 or newer.
+recreate pods whose end is final: its pod failure policy says so. The Job of an elastic job, and of one with spares,
+succeeds with its first pod (``successPolicy``): `kubectl create` of a rendered Job, which refuses unknown fields, needs
+Kubernetes 1.30 or newer then.
 """
 
 from __future__ import annotations

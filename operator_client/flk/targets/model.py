@@ -97,6 +97,7 @@ class Target(ABC):
     controller: ClassVar[str]  # who creates the pods, with its article
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
+    ends_with_first: ClassVar[bool] = True  # whether the job ends with pod 0, so that not all pods need to train
     keeps_ended: ClassVar[bool] = True  # whether pods that have ended stay when the job is suspended
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 

@@ -57,6 +57,7 @@ class TrainJob(IndexedTarget):
     controller = _TRAINER.name
     controllers = (_TRAINER, JOBSET_CONTROLLER)  # Trainer makes a JobSet of each TrainJob
     controller_pods = "get pods -n kubeflow-system"
+    ends_with_first = False  # `successPolicy` is a field of its runtime, which is the same for all jobs
     # As long as the TrainJob exists, Trainer 2.3 creates its JobSet again, also while the TrainJob is being deleted.
     deletion = "Background"
 

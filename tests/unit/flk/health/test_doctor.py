@@ -396,7 +396,7 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
 @pytest.mark.parametrize(
     ("facts", "check", "level", "found"),
     [
-        (TRAINER, "trainjobs", Level.OK, "the cluster serves TrainJobs (trainer.kubeflow.org/v1alpha1)"),
+        (TRAINER, "trainjobs", Level.OK, "jobs become TrainJobs (trainer.kubeflow.org/v1alpha1) here"),
         (TRAINER | {"api": NOT_SERVED}, "trainjobs", Level.FAILED, "does not serve X"),
         (TRAINER, "trainer", Level.OK, "Kubeflow Trainer (trainer:v2.3.0) in namespace kubeflow runs"),
         (TRAINER, "runtime", Level.OK, "is there"),
@@ -419,7 +419,7 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
             {"target": TARGETS["job"], "api": RESOURCES["job"], "controllers": {}},
             "jobs",
             Level.OK,
-            "the cluster serves Jobs (batch/v1)",
+            "jobs become Jobs (batch/v1) here",
         ),
         (
             {"target": TARGETS["job"], "api": RESOURCES["job"], "controllers": {}},

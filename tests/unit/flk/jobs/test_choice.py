@@ -57,13 +57,18 @@ def test_a_trainjob_needs_the_runtime_of_flk(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"elastic": "1:2"}, {"spares": 1}, {"name": "a" * 50}],  # the names of pods of the others are longer
+    ("fields", "expected"),
+    [
+        ({"elastic": "1:2"}, "Job"),  # whose number of pods `flk scale` can change
+        ({"elastic": "1:2", "queue": "team"}, "JobSet"),  # the queue decides about pods
+        ({"spares": 1}, "JobSet"),
+        ({"name": "a" * 50}, "Job"),  # the names of pods of the others are longer
+    ],
 )
-def test_a_kind_that_cannot_express_the_job_is_passed_over(kind: Kind, fields: dict[str, Any]) -> None:
-    assert kind(*ALL[1:], **fields) == "Job"
+def test_a_kind_that_cannot_express_the_job_is_passed_over(kind: Kind, fields: dict[str, Any], expected: str) -> None:
+    assert kind(*ALL[1:], **fields) == expected
     with pytest.raises(UsageError):
-        kind(*ALL[1:], target="jobset", **fields)
+        kind(*ALL[1:], target="trainjob", **fields)
 
 
 def test_a_mistake_that_no_target_can_express_is_told_as_it_is(kind: Kind) -> None:

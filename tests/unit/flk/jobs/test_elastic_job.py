@@ -99,10 +99,22 @@ def test_a_job_is_not_stuck_while_enough_of_its_pods_run(running: tuple[int, ...
     assert derive(builder.view()).phase == phase
 
 
+@pytest.mark.parametrize("target", ["job", "jobset"])
 @pytest.mark.parametrize(("fields", "ends"), [({"elastic": "1:4"}, True), ({"spares": 1}, True), ({}, False)])
-def test_a_job_of_kubernetes_ends_with_its_first_pod_where_others_need_not_train(fields: Any, ends: bool) -> None:
-    spec = render(job(target="job", replicas=2, **fields), NOTHING)[0]["spec"]
+def test_a_job_of_kubernetes_ends_with_its_first_pod_where_others_need_not_train(
+    fields: Any, ends: bool, target: str
+) -> None:
+    spec = render(job(target=target, replicas=2, **fields), NOTHING)[0]["spec"]
+    spec = spec["replicatedJobs"][0]["template"]["spec"] if target == "jobset" else spec
     assert spec.get("successPolicy") == ({"rules": [{"succeededIndexes": "0"}]} if ends else None)
+
+
+@pytest.mark.parametrize(("option", "fields"), [("--elastic", {"elastic": "1:4"}), ("--spares", {"spares": 1})])
+def test_a_trainjob_needs_all_its_pods_and_the_refusal_says_whose_that_is(option: str, fields: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        render(job(target="trainjob", replicas=2, **fields), NOTHING)
+    assert str(error.value).startswith(f"{option}: a TrainJob needs the success of all its pods: only its runtime")
+    assert error.value.hint == "choose --target pytorchjob or --target jobset or --target job"
 
 
 def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> None:

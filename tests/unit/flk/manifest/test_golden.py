@@ -14,7 +14,7 @@ import yaml
 from flk.manifest import Bundle
 from flk.manifest.render import render, to_yaml
 from flk.spec import file as jobfile
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -40,7 +40,7 @@ def test_manifest_is_as_in_its_golden_file(path: Path) -> None:
 
 
 def test_every_fabric_has_a_golden_file() -> None:
-    assert {path.name.removesuffix(".job.yaml") for path in JOBS} >= {f"fabric-{name}" for name in fabrics()}
+    assert {path.name.removesuffix(".job.yaml") for path in JOBS} >= {f"fabric-{name}" for name in FABRICS}
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name.removesuffix(".job.yaml"))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flk.errors import UsageError
 from flk.manifest.pod import START, patched
-from flk.spec.hardware import gpu_types
+from flk.spec.hardware import GPU_TYPES
 from flk.spec.mounts import SOURCES, Mount
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord
@@ -133,7 +133,7 @@ def test_a_type_of_gpus_is_an_affinity_to_nodes_with_one_of_the_known_labels(pod
     found = {expression["key"]: expression["values"] for (expression,) in terms}
     assert found["nvidia.com/gpu.product"][0] == "NVIDIA-H100-80GB-HBM3"
     assert found["karpenter.k8s.aws/instance-gpu-name"] == ["h100"]
-    assert found == gpu_types()["H100"]
+    assert found == GPU_TYPES["H100"]
 
 
 def rendered(run: Run, *flags: str) -> Any:

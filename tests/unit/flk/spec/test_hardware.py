@@ -9,25 +9,25 @@ import pytest
 import yaml
 
 from flk.errors import UsageError
-from flk.spec.hardware import fabrics
+from flk.spec.hardware import FABRICS
 from flk.spec.job import validated
 
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("published_fabrics.yaml").read_text())
 
 
 def test_every_preset_is_in_the_table() -> None:
-    assert fabrics().keys() == PUBLISHED.keys()
+    assert FABRICS.keys() == PUBLISHED.keys()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_values_are_the_published_ones(name: str) -> None:
-    preset, published = fabrics()[name], PUBLISHED[name]
+    preset, published = FABRICS[name], PUBLISHED[name]
     assert preset.env == published["env"]
     assert preset.pod_limits(gpus=8) == published["limits"]
 
 
 def test_a_pod_requests_its_share_of_the_adapters_of_a_node() -> None:
-    efa = fabrics()["efa"]
+    efa = FABRICS["efa"]
     assert efa.pod_limits(gpus=1) == {"vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "640Mi"}
     assert efa.pod_limits(gpus=0) == {}
 

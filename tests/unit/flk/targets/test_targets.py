@@ -161,6 +161,17 @@ def test_a_trainjob_goes_before_its_pods_whose_end_is_waited_for(fake: Any, run:
     assert ("1 pod left" in stderr) is not ends
 
 
+def test_scale_refuses_a_jobset_before_it_changes_anything(fake: Any, run: Any) -> None:
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
+    fake.objects[path] = {}
+    fake.add("jobsets", manifests("jobset", elastic="1:3")[0])
+    code, _, stderr = run("scale", "gpt", "1")
+    assert code == 2
+    assert "job gpt is a JobSet, which cannot change its number of pods" in stderr
+    assert "submit it with --target job" in stderr
+    assert not {request.method for request in fake.requests} & {"PATCH", "PUT", "DELETE"}
+
+
 @pytest.mark.parametrize("target", OTHERS)
 def test_an_exit_code_below_128_is_final(target: str) -> None:
     pods = [pod(target, 0), pod(target, 1, **ended(TARGETS[target].container, 100))]
@@ -250,7 +261,7 @@ def test_a_required_topology_is_a_constraint_of_a_native_group(topology: str | N
     assert "schedulingConstraints" not in other["spec"]
 
 
-@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.scalable])
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.ends_with_first])
 def test_an_elastic_job_of_one_pod_has_a_secret_before_it_grows(target: str) -> None:
     assert needs_secret(manifests(target, replicas=1, elastic="1:4")[0])
     assert not needs_secret(manifests(target, replicas=1)[0])
