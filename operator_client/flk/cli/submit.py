@@ -135,7 +135,8 @@ def render(
     """Print the manifests of a job as YAML on stdout: of a PyTorchJob, if the job names no target.
 
     This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
-    generated one, as with `flk submit`.
+    generated one, as with `flk submit`. `kubectl create` takes the manifests, and so does `kubectl apply --server-side`.
+    Without this option, kubectl apply keeps a copy in an annotation, which is too small for flk's runtime.
     """
     from flk import manifest
     from flk_runtime.contract import pod_layout
@@ -149,6 +150,11 @@ def render(
     manifests = manifest.render(job, bundle, namespace=namespace)
     if no_runtime:
         manifests = [m for m in manifests if pod_layout.RUNTIME_ARCHIVE not in (m.get("binaryData") or {})]
+    if max(len(str(each)) for each in manifests) > 2**18:
+        note(
+            "create this with kubectl create, or kubectl apply --server-side: apply alone copies each object into an "
+            "annotation of at most 256 KiB, and the archive is larger"
+        )
     print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")
 
 
