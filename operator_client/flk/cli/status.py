@@ -107,7 +107,9 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(progress_line(state))
     if state.saved_step is not None:
         in_storage = "" if state.stored_step is None else f", in storage: step {state.stored_step}"
-        lines.append(f"newest checkpoint: step {state.saved_step}{in_storage}")
+        # Launchers tell of it from time to time: more may have been saved since.
+        ago = "" if state.finished or not state.goodput else short_duration(now - state.goodput.until)
+        lines.append(f"newest checkpoint: step {state.saved_step}{in_storage}{ago and f', as of {ago} ago'}")
     if state.goodput and state.goodput.share is not None:
         lines.append(_goodput_line(state.goodput))
     if state.attempts:

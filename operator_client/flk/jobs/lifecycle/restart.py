@@ -18,8 +18,10 @@ from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
+    AGAIN,
     end_of,
     is_suspended,
+    loses_checkpoints,
     queue_of,
     refuse_incomplete,
     refuse_to_lose,
@@ -56,8 +58,8 @@ def restart(
 ) -> str:
     """Run a job anew and return its UID, which is a new one if the job was created again.
 
-    Its pods avoid the nodes ``avoid``. ``report`` is called with a line while flk waits for pods to end, and for each
-    node in quarantine. Raises WaitTimeoutError if they do not end within ``timeout`` seconds; a job that had not ended
+    Its pods avoid the nodes ``avoid``. ``report`` is called with a line while flk waits for pods to end, and with what
+    the job loses. Raises WaitTimeoutError if they do not end within ``timeout`` seconds; a job that had not ended
     is suspended then. Raises UsageError for a job in a queue, for ``avoid`` if flk cannot give
     the pods other nodes, and if the job loses progress without ``lose_progress``, JobNotFoundError if there is no job.
     """
@@ -73,6 +75,8 @@ def restart(
         again = f"{client.commands.flk('delete', name)}, and submit it again" if end_of(job) else stopping_hint(client)
         raise UsageError(f"job {name} is in queue {queue_of(job)}: Kueue decides when it runs", hint=again)
     if end_of(job):
+        if loses_checkpoints(job):
+            report(f"the checkpoints of job {name} were in the memory of its pods, which have ended: {AGAIN}")
         return _recreate(client, placed, timeout, report)
     refuse_incomplete(client, job)
     refuse_to_lose(view, lose_progress, report)

@@ -26,10 +26,12 @@ from flk.observe.reader import view_job
 from flk.observe.resources import resource_of
 from flk.observe.view import JobView
 from flk.spec import labels
+from flk.spec.units import short_duration
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 from flk_runtime.contract.quantities import plural
 
+AGAIN: Final = "it starts again at step 0, unless its script saves elsewhere"
 REPORT_EVERY: Final = 5.0  # seconds between two reports while flk waits
 
 
@@ -127,7 +129,8 @@ def lost_with_pods(view: JobView) -> str:
     step = max((progress.step for progress in view.seen.progress), default=saved)
     if not step:
         return ""
-    newest = "its checkpoints are" if saved is None else f"its newest checkpoint, of step {saved}, is"
+    told = f" as of {short_duration(view.now - view.goodput.until)} ago" if view.goodput else ""
+    newest = "its checkpoints are" if saved is None else f"its newest checkpoint, of step {saved}{told}, is"
     return f"job {view.name} is at step {max(step, saved or 0)}, and {newest} {ends}"
 
 
@@ -140,14 +143,14 @@ def _keeps_nothing(view: JobView) -> bool:
 
 def refuse_to_lose(view: JobView, lose_progress: bool, report: Callable[[str], None]) -> None:
     """Raise UsageError if a job loses progress when its pods end, unless the user has agreed: then ``report`` it."""
-    lost, again = lost_with_pods(view), "it starts again at step 0, unless its script saves elsewhere"
+    lost = lost_with_pods(view)
     if lost and not lose_progress:
         hint = "--lose-progress ends them all the same; a job that is submitted with --checkpoint keeps its progress"
-        raise UsageError(f"{lost}: {again}", hint=hint)
+        raise UsageError(f"{lost}: {AGAIN}", hint=hint)
     if lost:
-        report(f"{lost}: {again}")
+        report(f"{lost}: {AGAIN}")
     elif _keeps_nothing(view):
-        report(f"job {view.name} has no volume for checkpoints, and those in memory end with its pods: {again}")
+        report(f"job {view.name} has no volume for checkpoints, and those in memory end with its pods: {AGAIN}")
 
 
 def losses(client: JobClient, jobs: Sequence[JobRef]) -> Iterator[str]:
@@ -156,8 +159,7 @@ def losses(client: JobClient, jobs: Sequence[JobRef]) -> Iterator[str]:
     def read(ref: JobRef) -> str:
         own = client.for_job(ref)
         job = own.get_job(ref.name)
-        ended = {"Succeeded", "Failed"} & target_of(job).conditions(job).keys()
-        return "" if ended or not loses_checkpoints(job) else lost_with_pods(view_job(own, ref.name))
+        return "" if end_of(job) or not loses_checkpoints(job) else lost_with_pods(view_job(own, ref.name))
 
     for _, lost in in_parallel(jobs, read, ReadPool()):
         if lost and not isinstance(lost, FlkError):
@@ -342,8 +344,9 @@ def scale(
 ) -> int:
     """Give a job ``pods`` pods. Return how many it should have had before.
 
-    Raises UsageError if the job is not elastic, has ended, is in a queue, may not have as many pods, or loses progress
-    without ``lose_progress``, as in `suspend`, and JobNotFoundError if there is none.
+    Raises UsageError if the job is not elastic, has ended, is in a queue, is of a kind whose number of pods is fixed,
+    may not have as many pods, or loses progress without ``lose_progress``, as in `suspend`, and JobNotFoundError if
+    there is none.
     """
     job = changeable_job(client, name)
     state = derive(JobView(Observation(job)))
@@ -354,6 +357,11 @@ def scale(
         )
     if not state.min_size <= pods <= state.max_size:
         raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
+    if not target_of(job).scalable:
+        raise UsageError(
+            f"job {name} is a {state.kind}, which cannot change its number of pods",
+            hint="submit it with --target job: the pods of a Job of Kubernetes can become more and fewer",
+        )
     if state.replicas - pods > 1 and loses_checkpoints(job):
         refuse_to_lose(view_job(client, name), lose_progress, report)
     if pods != state.replicas:

@@ -13,10 +13,10 @@ from flk.manifest import make_bundle, render
 from flk.spec.job import validated
 from flk.targets import TARGETS
 from flk_runtime.contract.pod_layout import CHECKPOINT_FOLDER
-from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.record import Goodput, JobRecord
 from tests.support.api_server import JOBS, PODS
 from tests.support.commands import Run
-from tests.support.jobs import JobBuilder, record
+from tests.support.jobs import NOW, JobBuilder, record
 
 LOST = (
     "job gpt is at step 190, and its newest checkpoint, of step 120, is only in the memory of its pods, which ends "
@@ -68,6 +68,15 @@ def test_a_job_loses_nothing_without_a_word(training: Any, run: Run, command: st
     assert f"flk: {AGAIN}\n" in stderr
 
 
+@pytest.mark.parametrize(("loses", "told"), [(True, 1), (False, 0)])
+def test_a_job_that_has_ended_says_that_it_begins_anew(fake: Any, run: Run, loses: bool, told: int) -> None:
+    job = in_memory() if loses else JobBuilder(2)
+    job.condition("Succeeded").add_to(fake)
+    code, _, stderr = run("restart", "gpt")
+    assert code == 0, stderr
+    assert stderr.count("in the memory of its pods, which have ended: it starts again at step 0, unless") == told
+
+
 def test_several_pods_of_an_elastic_job_are_not_taken_away_without_a_word(training: Any, run: Run) -> None:
     job = training.objects[JOBS]["gpt"]
     container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
@@ -114,3 +123,5 @@ def test_nothing_is_lost_of_a_job_that_has_ended_or_told_no_step() -> None:
     assert lost_with_pods(running.view()) == ""
     running.record = told["record"]
     assert lost_with_pods(running.view()).startswith("job gpt is at step 120, and its newest checkpoint, of step 120")
+    running.record = replace(RECORD, goodput=Goodput(NOW - 50, {}))
+    assert ", of step 120 as of 50s ago, is only in the memory" in lost_with_pods(running.view())
