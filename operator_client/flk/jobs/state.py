@@ -198,6 +198,12 @@ def derive(seen: JobView) -> State:
     if attempts:
         began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
         state = replace(state, attempts=attempts, started=began)
+    if state.phase is Phase.RESTARTING and not state.message:
+        from flk.health.cause import subject
+
+        away = [pod for pod in seen.pods if not pod.is_up]
+        message = f"it waits for {subject(away)} to run again" if away else "the launchers meet for the next attempt"
+        state = replace(state, message=message)
     state = replace(state, since=_since(state, seen))
     return state if seen.gone is None else deleted(state, now=seen.gone)
 

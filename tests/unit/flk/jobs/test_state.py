@@ -294,11 +294,13 @@ def test_a_restart_is_as_old_as_the_loss_of_the_pod() -> None:
     assert (job.state().phase, job.state().since) == (Phase.RESTARTING, NOW - 18)
     job.pod(1, state={"running": {"startedAt": at(45)}})
     assert (job.state().phase, job.state().since) == (Phase.RESTARTING, NOW - 15)  # the record tells of no new attempt
+    assert job.state().message == "the launchers meet for the next attempt"
     job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55, NOW - 20, LOST), Attempt(1, NOW - 14)])
     assert (job.state().phase, job.state().since) == (Phase.RUNNING, NOW - 14)
     del job.pods[1]
     job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55)])
     assert (job.state().phase, job.state().since) == (Phase.RESTARTING, None)  # and not the age of the job
+    assert job.state().message == "it waits for gpt-worker-1 to run again"
 
 
 def killed_container() -> JobBuilder:
@@ -321,7 +323,7 @@ def test_events_that_were_not_read_are_no_proof_of_a_lack_of_memory(around: dict
     seen = (killed_container() if job == "recorded" else killed_at_its_limit()).seen()
     state = states.derive(JobView(replace(seen, **around)))
     assert (state.reason, "memory helps" in state.message) == (
-        "PodLost" if job == "recorded" else "Failed",
+        "PodLost" if job == "recorded" else "RankFailed",
         False,
     )
     assert "ran out" not in str(state.to_dict())
