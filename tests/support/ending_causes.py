@@ -75,12 +75,12 @@ ENDING = (
     ),
     Case(
         "signal",
-        Expected("Failed", "was killed by SIGSEGV", "SIGSEGV", "logs signal", ExitCode.TRAINING),
+        Expected("RankFailed", "was killed by SIGSEGV", "SIGSEGV", "logs signal", ExitCode.TRAINING),
         job("signal", command=["sh", "-c", "kill -SEGV $$; sleep 1; exit 139"]),
     ),
     Case(
         "newer",
-        Expected("Failed", "of a newer launcher", "of a newer launcher", "logs newer", ExitCode.TRAINING),
+        Expected("RankFailed", "of a newer launcher", "of a newer launcher", "logs newer", ExitCode.TRAINING),
         job("newer", command=["sh", "-c", f"echo '{NEWER}' > /dev/termination-log; exit 100"]),
     ),
     Case(

@@ -293,7 +293,7 @@ CAUSES: Final = (
         ExitCode.TRAINING,
     ),
     Cause(
-        "Failed",
+        "RankFailed",
         _ended(lambda failure: True, _logs),
         ExitCode.TRAINING,
         explained_by="same pod",

@@ -20,7 +20,6 @@ from flk_runtime.contract.values import asdict, dataclass, field, replace
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
-REPEATED: Final = "they repeat the cause"
 _RECORD: Final = "record of the launchers"
 _ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher why"
 _REPEATING: Final = (
@@ -238,7 +237,7 @@ def _ends(view: JobView, cause: Finding | None) -> list[Other]:
 
 
 def _events(view: JobView, cause: Finding | None) -> list[Other]:
-    """Return the warnings that are no evidence of the cause, equal ones together."""
+    """Return the warnings that neither are evidence of the cause nor repeat it, equal ones together."""
     used = {item.text for item in cause.evidence} if cause else set()
     states = {pod.name: pod for pod in view.pods}
     folded: dict[tuple[str, str], tuple[Object, int]] = {}
@@ -257,19 +256,13 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         text, _, left = one_line(event.get("message")).partition(" terminated message: {")
         pod = states.get(str(about.get("name")))
         why_not = _ENDED if left else _why_not(reason, pod, view, cause)
-        source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)
-        others.append(Other(f"{source.where}: {reason}: {text}", why_not, count, time=event_time(event)))
-    repeated = [other for other in others if other.why_not == REPEATED]
-    rest = sorted((other for other in others if other.why_not != REPEATED), key=lambda other: other.time)
-    if repeated:
-        last = max(repeated, key=lambda other: other.time)
-        count = sum(other.count for other in repeated)
-        rest.append(Other(f"{plural(count, 'further event')}, the last: {last.text}", REPEATED, time=last.time))
-    return rest
+        said = f"event of {about.get('kind', '')} {about.get('name', '')}: {reason}: {text}"
+        others.append(Other(said, why_not, count, time=event_time(event)))
+    return sorted((other for other in others if other.why_not), key=lambda other: other.time)
 
 
 def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | None) -> str:
-    """Return why an event of this reason is not the cause."""
+    """Return why an event of this reason is not the cause; empty: it repeats the cause."""
     if reason == "SetPodTemplateRestartPolicy":
         return "harmless: the operator sets the restart policy of the pods itself"
     if reason == "DNSConfigForming":
@@ -282,9 +275,7 @@ def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | 
         return "resolved: all pods exist now"
     if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
         return "a consequence: the operator says what it does about it"
-    if cause is not None and reason in _REPEATING:
-        return REPEATED
-    return "flk does not know this event as a cause"
+    return "" if cause is not None and reason in _REPEATING else "flk does not know this event as a cause"
 
 
 def _limited(view: JobView, others: Iterable[Other]) -> list[Other]:

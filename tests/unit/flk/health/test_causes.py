@@ -269,6 +269,18 @@ def test_the_record_of_a_launcher_in_an_event_of_the_operator_is_no_text_for_peo
     assert other.why_not.startswith("a consequence: the operator says how a container ended")
 
 
+def test_events_that_repeat_the_cause_are_left_out() -> None:
+    job = JobBuilder().all("ended", 3).condition("Failed")
+    job.event("BackOff", "Back-off restarting failed container pytorch", "Pod", "gpt-worker-1")
+    job.event("Odd", "an event that nobody knows", "Pod", "gpt-worker-1")
+    answer = diagnose(job.view())
+    assert answer.cause
+    assert answer.cause.code == "RankFailed"
+    assert [other.text for other in answer.others if other.text.startswith("event")] == [
+        "event of Pod gpt-worker-1: Odd: an event that nobody knows"
+    ]
+
+
 def test_a_name_with_the_name_of_another_pod_in_it() -> None:
     """The event about worker-12 says nothing of worker-1."""
     job = JobBuilder(replicas=13).all("pod")
