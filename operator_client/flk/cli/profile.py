@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +115,9 @@ def stacks(
 
 
 def _stacks_text(report: dict[str, Any]) -> str:
-    lines = [report["cause"], ""] if report["cause"] else []
+    # The heading of a group says it too, where all that is shown does the same.
+    told = [re.sub(r"(?: in [^:]*)?: ", " ", group["heading"], count=1) for group in report["groups"]]
+    lines = [] if report["cause"].replace("do the same: ", "") in ("", *told) else [report["cause"], ""]
     for group in report["groups"]:
         lines += [group["heading"], *group["lines"], ""]
     if not report["groups"]:

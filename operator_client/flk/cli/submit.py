@@ -135,7 +135,7 @@ def render(
     """Print the manifests of a job as YAML on stdout: of a PyTorchJob, if the job names no target.
 
     This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
-    generated one, as with `flk submit`. `kubectl create` takes the manifests, and so does `kubectl apply --server-side`.
+    generated one, as with `flk submit`. `kubectl create` takes the manifests, as does `kubectl apply --server-side`.
     Without this option, kubectl apply keeps a copy in an annotation, which is too small for flk's runtime.
     """
     from flk import manifest

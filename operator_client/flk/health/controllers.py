@@ -69,7 +69,7 @@ def _check_api(cluster: Cluster) -> Iterator[Result]:
     """Check that the cluster serves the kind of objects that jobs become."""
     target, kinds = cluster.target, f"{cluster.target.kind}s"
     if not isinstance(cluster.api, Unreadable):
-        yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({cluster.api.api_version})")
+        yield Result(target.plural, Level.OK, f"jobs become {kinds} ({cluster.api.api_version}) here")
     else:
         unread = f"the API {target.api_version} cannot be read"
         yield cluster.api.result(target.plural, cluster.api.reason, cluster.api.remedy, unread=unread)

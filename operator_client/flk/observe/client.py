@@ -169,7 +169,9 @@ class JobClient:
                 listed = self._list_of(self._served()[0], self.namespace, None, metadata_only=True)
                 names = [str(job["metadata"]["name"]) for job in listed]
         near = difflib.get_close_matches(ref.name, names, n=1)
-        if near and near[0] != ref.name:
+        if ref.name in ("job", "jobs", "pod", "pods"):  # which kubectl takes before a name
+            hint = f"flk's commands take the names of jobs alone, and kubectl is for pods; {hint}"
+        elif near and near[0] != ref.name:
             hint = f"did you mean {near[0]}? {hint}"
         elif explained and not names and self.lacks_namespace():
             where += ", which this cluster does not have"

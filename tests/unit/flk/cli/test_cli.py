@@ -221,7 +221,7 @@ def command(stdout: str) -> list[str]:
 )
 def test_what_follows_the_script_goes_to_it_as_it_stands(run: Run, words: list[str], expected: list[str]) -> None:
     Path("train.py").touch()
-    code, stdout, stderr = run("render", *words)
+    code, stdout, stderr = run("render", "--no-runtime", *words)
     assert (code, stderr) == (0, "")
     assert command(stdout) == expected
 
@@ -302,7 +302,7 @@ def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     Path("main.py").touch()
     assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\n")
     assert "\ncommand: main.py\n" in Path("flk.yaml").read_text()
-    code, stdout, stderr = run("render")
+    code, stdout, stderr = run("render", "--no-runtime")
     assert (code, stderr) == (0, "flk: using flk.yaml\n")
     assert manifests(stdout)[0]["kind"] == "PyTorchJob"
     assert run("init") == (2, "", "error: flk.yaml exists already\nhint: --force overwrites it\n")
@@ -353,13 +353,13 @@ def test_errors_end_with_their_code(
 ) -> None:
     Path("train.py").touch()
     monkeypatch.setattr(manifest, "to_yaml", failing(error))
-    assert run("render", "train.py") == (code, "", stderr)
+    assert run("render", "train.py", "--no-runtime") == (code, "", stderr)
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flk", "render", "train.py"],
+        [sys.executable, "-m", "flk", "render", "train.py", "--no-runtime"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -385,9 +385,12 @@ def shell(line: str, folder: Path, *, unbuffered: str = "") -> tuple[int, str]:
 FULL = "error: cannot write to stdout: no space left on device\n"
 
 
+RENDER = "render --no-runtime"  # with the runtime, a line says how kubectl takes the manifests
+
+
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
-    [("--version", ""), ("--help", ""), ("render --help", ""), ("render train.py", ""), ("render train.py", "1")],
+    [("--version", ""), ("--help", ""), ("render --help", ""), (f"{RENDER} train.py", ""), (f"{RENDER} train.py", "1")],
 )
 def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: str, unbuffered: str) -> None:
     assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
@@ -403,7 +406,7 @@ def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -
 
 def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
     jobs.succeeded().add_to(fake)
-    assert shell("$FLK render train.py >&-", tmp_path) == (0, "")
+    assert shell(f"$FLK {RENDER} train.py >&-", tmp_path) == (0, "")
     assert shell("$FLK logs gpt --no-follow >&-", tmp_path)[0] == 0
     assert shell("$FLK status gpt <&- >&- 2>&-", tmp_path) == (0, "")
     code, stderr = shell("$FLK submit train.py --name new >&-", tmp_path)

@@ -237,6 +237,14 @@ def test_a_name_that_is_nearly_right_is_answered_with_the_job_that_was_meant(fak
         assert "hint: did you mean gpt-large? flk list -n team lists" in stderr
 
 
+@pytest.mark.parametrize("command", [["status", "pod"], ["delete", "pods", "gpt-worker-1"]])
+def test_a_word_that_kubectl_takes_before_a_name_is_explained(fake: Any, run: Run, command: list[str]) -> None:
+    JobBuilder(1, name="pool").all("pod").add_to(fake)  # is no name that was meant
+    code, _, stderr = run(*command)
+    assert code == ExitCode.NOT_FOUND
+    assert "hint: flk's commands take the names of jobs alone, and kubectl is for pods; flk list -n team" in stderr
+
+
 def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
     for name in ("a", "b", "c"):
         JobBuilder(1, name=name).all("pod").add_to(fake)
