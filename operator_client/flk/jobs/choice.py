@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
-from flk.kube import RequestTarget, Resource
+from flk.kube import RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.spec import file
@@ -53,11 +53,10 @@ def targets(client: JobClient, target: str | None, queue: str | None) -> Iterato
         return
     managed = _managed(client) if queue else []
     usable = [name for name, adapter in TARGETS.items() if not managed or adapter.framework in managed]
-    for name in usable:
-        if name == _LAST or (_serves(client, RESOURCES[name]) and (name != "trainjob" or _has_runtime(client))):
+    client.api.ask_what_is_served()
+    for name in dict.fromkeys([*usable, _LAST]):
+        if name == _LAST or (client.api.serves(RESOURCES[name]) and (name != "trainjob" or _has_runtime(client))):
             yield name
-    if _LAST not in usable:
-        yield _LAST
 
 
 def with_gang(client: JobClient, job: Job) -> Job:
@@ -79,14 +78,6 @@ def with_gang(client: JobClient, job: Job) -> Job:
     if unknown:
         raise unknown
     return job.changed(gang=NO_GANG)
-
-
-def _serves(client: JobClient, resource: Resource) -> bool:
-    try:
-        client.api.served(resource)
-    except MissingApiError:
-        return False
-    return True
 
 
 def _has_runtime(client: JobClient) -> bool:

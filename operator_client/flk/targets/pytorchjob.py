@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk.spec import labels, names
 from flk.targets.model import (
@@ -18,9 +18,6 @@ from flk.targets.model import (
     count,
     ttl_fields,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _ROLES: Final = ("Master", WORKER)  # in the order of the pods' indexes
 _DEFAULT_POLICY: Final = "OnFailure"  # the restart policy by which the operator treats a job without one

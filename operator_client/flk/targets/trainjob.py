@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from flk.errors import UsageError
 from flk.spec import labels
@@ -196,11 +196,8 @@ def _refuse(spec: Object, container: Object) -> None:
 
 
 def _pod_patch(patch: Object) -> Object:
-    jobs: list[Object] = [{}]
-    node: Any = patch
-    for key in ("trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
-        node = (node or {}).get(key)
-    jobs = [job for job in node or [] if job.get("name") == NODE] or jobs
+    spec = ((patch.get("trainingRuntimeSpec") or {}).get("template") or {}).get("spec") or {}
+    jobs = [job for job in spec.get("replicatedJobs") or [] if job.get("name") == NODE] or [{}]
     found: Object = ((jobs[0].get("template") or {}).get("spec") or {}).get("template") or {}
     return found
 
