@@ -284,7 +284,7 @@ def lock(tmp_path: Path, write: Write) -> Iterator[Callable[[int], Render]]:
     folders = [tmp_path / "locked", tmp_path / "data" / "locked"]
 
     def render(*words: str) -> tuple[int, str]:
-        command = [*unprivileged, sys.executable, "-m", "flk", "render", *words]
+        command = [*unprivileged, sys.executable, "-m", "flk", "render", "--no-runtime", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return done.returncode, done.stderr
 
