@@ -159,7 +159,6 @@ def without_names(answer: str, job: str, namespace: str) -> list[str]:
     answer = answer.replace(job, "JOB").replace(namespace, "NAMESPACE")
     for pattern, name in (
         (r" \(\w+ ago\)", ""),
-        (r"\d+ further event", "N further event"),
         (r" \(x\d+\)", ""),
         (r"[\w.-]+(?::\d+)?/[\w-]+:\d[\w.-]*", "IMAGE"),
         (r"\b\d+(?:Mi|Gi)\b", "SIZE"),

@@ -117,7 +117,8 @@ def stacks(
 def _stacks_text(report: dict[str, Any]) -> str:
     # The heading of a group says it too, where all that is shown does the same.
     told = [re.sub(r"(?: in [^:]*)?: ", " ", group["heading"], count=1) for group in report["groups"]]
-    lines = [] if report["cause"].replace("do the same: ", "") in ("", *told) else [report["cause"], ""]
+    said = report["cause"].replace("do the same: ", "")
+    lines = [report["cause"], ""] if said and not any(each.startswith(said) for each in told) else []
     for group in report["groups"]:
         lines += [group["heading"], *group["lines"], ""]
     if not report["groups"]:
