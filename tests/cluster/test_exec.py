@@ -47,7 +47,8 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
     assert missing.code != 0
     assert "no-such-command" in missing.stderr
 
-    typed = {"$ ": "sleep 1; stty size; tty; exit 3\r"}  # the size follows the start
+    # The size follows the start.
+    typed = {"$ ": "until stty size | grep -v '^0 '; do sleep 0.1; done; tty; exit 3\r"}
     shell = [*flk.program, "exec", "web"]
     code, shown = on_a_terminal(shell, tmp_path, environment=flk.env, typed=typed, size=(33, 77))
     assert code == 3, shown

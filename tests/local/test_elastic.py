@@ -20,7 +20,7 @@ def train(forked_pods: Callable[..., Pods]) -> Start:
     """Starts a job that trains for some epochs and writes down which samples each step has taken."""
 
     def start(pods: int, *, pause: float = 0.05, epochs: int = 1, only: int | None = None, **variables: str) -> Pods:
-        settings = {"FLK_SAVE_EVERY": "10", "FLK_GRACE": "60", "FLK_LAST_CALL": "2", "FLK_RESTARTS": "0"}
+        settings = {"FLK_SAVE_EVERY": "10", "FLK_GRACE": "60", "FLK_RESTARTS": "0"}
         job = forked_pods(pods, 1, script=TRAIN, **settings | variables)
         job.variables["FLK_CHECKPOINT"] = str(job.folder / "checkpoint")
         begin(job, pause, epochs, only)

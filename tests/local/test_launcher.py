@@ -276,13 +276,13 @@ def test_a_stalled_reader_of_the_output_holds_up_the_rank_and_nothing_else(pods:
         while not pathlib.Path("printed").exists():
             time.sleep(0.01)
     """
-    job = pods(2, 1, script=script, FLK_LEASE="2", FLK_START="spawn")  # which imports no torch
+    job = pods(2, 1, script=script, FLK_LEASE="5", FLK_START="spawn")  # which imports no torch
     read, write = os.pipe()
     job.start("train.py", only=0)
     job.start("train.py", only=1, stdout=write)
     os.close(write)
     job.pid(0, 1)
-    time.sleep(4)  # two leases
+    time.sleep(7)  # more than a lease
     assert not (job.folder / "printed").exists()
     with open(read, encoding="utf-8") as reader:
         lines = [line for line in reader if line.startswith("[rank 1] ")]

@@ -58,10 +58,10 @@ def test_a_rank_that_comes_twice(ranks: Ranks) -> None:
 
 @pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
-    environment = {"FLK_PREFLIGHT_TIMEOUT": "4", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "PROCESSES": "2"}
+    environment = {"FLK_PREFLIGHT_TIMEOUT": "8", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "PROCESSES": "2"}
     line = the_same(ranks(AT_ONCE + INIT, 2, environment))
     assert line.startswith(
-        "RendezvousError: ranks 2-5 of 6 (on nodes 1-2, numbered from 0) did not join within 4 s, 2 joined: read"
+        "RendezvousError: ranks 2-5 of 6 (on nodes 1-2, numbered from 0) did not join within 8 s, 2 joined: read"
     )
 
 
