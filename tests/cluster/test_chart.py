@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +176,9 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     eventually("nothing is left", lambda: not names(kubectl))
 
 
-# Runs flk, and prints each request that it sends.
+# Has flk print each request that it sends.
 TRACED = """
 import sys, urllib3
-from flk.__main__ import main
 plain = urllib3.PoolManager.request
 
 def request(pool, method, url, **options):
@@ -193,7 +191,6 @@ def request(pool, method, url, **options):
         sys.stderr.write(f"sent {method} {url}: {outcome}\\n")
 
 urllib3.PoolManager.request = request
-sys.exit(main(sys.argv[1:]))
 """
 REQUEST = re.compile(
     r"sent (?P<method>[A-Z]+) https://[^/]+/(?:api|apis/(?P<group>[a-z0-9.-]+))/v[a-z0-9]+/namespaces/[^/]+"
@@ -261,12 +258,12 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     used: set[tuple[str, str, str]] = set()
 
     def run(*command: str, code: int = 0) -> str:
-        traced = [sys.executable, "-c", TRACED, *command]
-        result = subprocess.run(traced, cwd=tmp_path, env=flk.env, capture_output=True, text=True, timeout=TRAINING)
-        assert result.returncode == code, result.stderr
+        result = flk(*command, cwd=tmp_path, timeout=TRAINING)
+        assert result.code == code, result.stderr
         used.update(rights_used(result.stderr, name))
         return str(result.stdout)
 
+    flk.before = TRACED
     small = ["--target", name, "--cpu", "10m", "--image", image, *WITHOUT_TORCH]
     run("submit", "train.py", "--name", "brief", *small)
     run("wait", "brief")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import pytest
 
 from tests.support.commands import WITHOUT_TORCH
+from tests.support.ranks import Ranks
 
 SMALL = ["--cpu", "100m"]
 
@@ -18,6 +20,12 @@ def status(flk: Any, job: str) -> dict[str, Any]:
     assert result.code == 0, result.stderr
     state: dict[str, Any] = json.loads(result.stdout)
     return state
+
+
+def results(log: str) -> list[float]:
+    """The numbers of the one line of results."""
+    ((loss, total),) = re.findall(r"^(?:\[rank 0\] )?result (\S+) (\S+)$", log, re.MULTILINE)
+    return [float(loss), float(total)]
 
 
 @pytest.mark.promise("Recovery: A container that exceeds its memory limit says so")
@@ -40,16 +48,19 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
 
 
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
-def test_two_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, eventually: Any) -> None:
-    """The job has no volume: its checkpoints are in the memory of its pods."""
+def test_two_faults_and_the_same_result(
+    flk: Any, kubectl: Any, image: str, script: Any, fork_server: ForkServerContext, eventually: Any
+) -> None:
+    """The job has no volume: its checkpoints are in the memory of its pods. Two ranks train undisturbed here."""
     folder = script("""
-        import os, sys, time
+        import os, time
+        from pathlib import Path
         import torch, torch.nn.functional as F
         from torch.utils.data import TensorDataset
         import flk_runtime as flk
 
         with flk.init() as run:
-            open(f"pid-{run.rank}", "w").write(str(os.getpid()))
+            Path(__file__).with_name(f"pid-{run.rank}").write_text(str(os.getpid()))
             torch.manual_seed(0)
             x = torch.randn(512, 8)
             data = TensorDataset(x, x.sum(1, keepdim=True))
@@ -66,23 +77,14 @@ def test_two_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, scri
                 # Far enough, and then until the two faults have happened, so that no machine is too fast for them.
                 while int(os.environ["FAULTS"]) > run.attempt and run.steps >= 10 * (run.attempt + 1):
                     time.sleep(1)
-            run.print("result", loss.item().hex(), sum(p.sum().item() for p in model.parameters()).hex())
+            run.print("result", loss.item(), sum(p.sum().item() for p in model.parameters()))
     """)
-    common = ["--image", image, "--save-every", "5", *SMALL]
+    calm = Ranks(fork_server, flk.folder)((folder / "train.py").read_text(), 2, {"FAULTS": "0"})
+
+    common = ["--name", "rough", "--image", image, "--replicas", "2", "--save-every", "5", *SMALL]
     # Ranks that wait for the next fault make no steps, and would use up the whole grace period.
-    common += ["--grace", "5s"]
-
-    def result(name: str) -> list[str]:
-        lines = flk("logs", name, "--no-follow").stdout.splitlines()
-        return [line for line in lines if line.startswith("[rank 0] result")]
-
-    # The ranks of one pod share the imports, which take most of the processor time.
-    calm = ["--name", "calm", "--replicas", "1", "--processes", "2", "--env", "FAULTS=0"]
-    plain = flk("submit", "train.py", *calm, *common, "--follow", cwd=folder)
-    assert plain.code == 0, plain.stderr
-
-    rough = ["--name", "rough", "--replicas", "2", "--env", "FAULTS=2", "--restarts", "1"]
-    disturbed = flk("submit", "train.py", *rough, *common, cwd=folder)
+    common += ["--grace", "5s", "--env", "FAULTS=2", "--restarts", "1"]
+    disturbed = flk("submit", "train.py", *common, cwd=folder)
     assert disturbed.code == 0, disturbed.stderr
 
     follower = flk.start("logs", "rough")
@@ -102,10 +104,11 @@ def test_two_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, scri
 
     ended = flk("wait", "rough")
     assert ended.code == 0, ended.stderr
-    assert result("rough") == result("calm") != []
     followed, notes = follower.communicate(timeout=60)
     assert follower.returncode == 0, notes
-    assert [line for line in followed.splitlines() if line.startswith("[rank 0] result")] == result("rough")
+    assert results(followed) == results(flk("logs", "rough", "--no-follow").stdout)
+    # Another build of torch may add up in another order. tests/local compares bits.
+    assert results(followed) == pytest.approx(results(calm[0].output), rel=1e-5)
     assert "rough-worker-0 was recreated" in notes
     state = status(flk, "rough")
     assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (1, 1, 100)

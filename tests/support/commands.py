@@ -90,6 +90,7 @@ os.chdir(folder)
 for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, os.O_WRONLY), (2, stderr, os.O_WRONLY)):
     os.dup2(os.open(path, flags), descriptor)
 sys.argv = [program, *arguments]
+exec(before)
 from flk.__main__ import main
 sys.exit(main())
 """
@@ -98,8 +99,11 @@ sys.exit(main())
 class ForkedFlk(Flk):
     """The command line, called in processes that are forked from one that has imported it.
 
-    A call takes a third of the processor time of a new interpreter. ``start`` starts a new one, as for a user.
+    A call takes a third of the processor time of a new interpreter. ``start`` starts a new one, as for a user. A test
+    may set ``before``, which the process of a call executes first.
     """
+
+    before = ""
 
     def __init__(self, server: ForkServerContext, folder: Path, *, kubeconfig: Path, home: Path) -> None:
         super().__init__(folder, kubeconfig=kubeconfig, home=home)
@@ -119,6 +123,7 @@ class ForkedFlk(Flk):
                 "stderr": str(outputs[1]),
                 "program": str(Path(flk.__path__[0], "__main__.py")),
                 "arguments": args,
+                "before": self.before,
             }
             process = self._server.Process(target=exec, args=(BOOT, names))
             process.start()
