@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import textwrap
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.ranks import Ranks
+
 # Small enough for pods on two cores that other tests share; the same work here and in the pods. Two layers: a block of
 # its own is what repeats.
-SMALL = ["--", "--steps", "12", "--batch-size", "4", "--layers", "2", "--width", "32", "--block", "32"]
+SMALL = ["--steps", "12", "--batch-size", "4", "--layers", "2", "--width", "32", "--block", "32"]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
 ENOUGH = 400  # seconds for a job of a few steps
 
 TORCHRUN_STYLE = """
@@ -35,8 +38,9 @@ PACKAGE = "from project.deep.answer import ANSWER\nimport sys\nprint(ANSWER + 1,
 
 
 def metrics(log: str) -> list[dict[str, Any]]:
-    """What rank 0 printed as lines of JSON."""
-    return [json.loads(line.partition("] ")[2]) for line in log.splitlines() if line.startswith("[rank 0] {")]
+    """What a rank printed as lines of JSON, or rank 0 of several."""
+    lines = [line.removeprefix("[rank 0] ") for line in log.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -46,10 +50,12 @@ def write(folder: Path, name: str, text: str) -> None:
 
 @pytest.mark.promise("Jobs: The example trains in the cluster as it does here")
 @pytest.mark.timeout(900)
-def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str) -> None:
+def test_the_example_trains_in_the_cluster_as_it_does_here(
+    flk: Any, image: str, fork_server: ForkServerContext
+) -> None:
     """In the cluster the model is sharded within pods and replicated across them; here each rank has all of it."""
     options = ["--replicas", "2", "--processes", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--restarts", "0"]
-    submitted = flk("submit", *options, "--strategy", "hybrid_shard", *SMALL)
+    submitted = flk("submit", *options, "--strategy", "hybrid_shard", "--", *SMALL)
     assert submitted.code == 0, submitted.stderr
     name = submitted.stdout.strip()
     assert submitted.stdout == f"{name}\n"
@@ -68,11 +74,9 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
     assert status["phase"] == "Succeeded"
     assert len(status["pods"]) == 2
 
-    here = flk(
-        "run", "--processes", "4", *options[4:], "--strategy", "ddp", *SMALL, env=os.environ | flk.env, timeout=ENOUGH
-    )
-    assert here.code == 0, here.stderr
-    there, local = metrics(logs.stdout)[-1], metrics(here.stdout)[-1]
+    script = f"import runpy, sys\nsys.argv = {[str(EXAMPLE), *SMALL]}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    here = Ranks(fork_server, flk.folder)(script, 4, {"FLK_STRATEGY": "ddp"})
+    there, local = metrics(logs.stdout)[-1], metrics(here[0].output)[-1]
     assert there["step"] == local["step"] == 12
     assert there["heldout_loss"] == pytest.approx(local["heldout_loss"], abs=1e-4)
 

@@ -48,6 +48,7 @@ def test_srun(launch: Any, loss: float, slurm: Any) -> None:
 
 
 @pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
+@pytest.mark.soak
 def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
     command = [*openmpi, "-np", "2", launch.python, launch.script, "parallelize"]
     expect(launch(command).found(), "openmpi", 1, 2, loss)

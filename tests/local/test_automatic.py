@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from flk_runtime.contract import user_env
-from tests.support.commands import Flk
+from flk_runtime.contract import pod_env, user_env
 from tests.support.pods import Pods
 
 SCRIPT = """
@@ -31,24 +29,17 @@ with flk.init() as run:
 """
 
 
-@pytest.fixture
-def flk(tmp_path: Path) -> Iterator[Flk]:
-    command = Flk(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    yield command
-    command.close()
-
-
 @pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
-def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
-    done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "fail")
-    assert done.code == 0, done.stderr
-    chosen = [line.partition("] ")[2] for line in done.stderr.splitlines() if "chosen by auto" in line]
+def test_ranks_choose_a_strategy_and_keep_it_over_attempts(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 2, SCRIPT, **{user_env.STRATEGY: "auto", pod_env.RESTARTS: "1"})
+    job.start("train.py", "fail")
+    assert job.wait() == [0], job.log()
+    chosen = [line.partition("] ")[2] for line in job.log().splitlines() if "chosen by auto" in line]
     assert len(chosen) == 2
     assert chosen[0] == chosen[1]  # to the digit: the second attempt has made no plan
     assert "(predicted)" in chosen[0]
     strategy = chosen[0].split()[2].rstrip(",")
-    assert done.stdout.count(f"trains with {strategy}") == 4
+    assert job.log().count(f"trains with {strategy}") == 4
 
 
 @pytest.mark.soak

@@ -66,6 +66,7 @@ def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
 
 @pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
 @pytest.mark.promise("Clusters: No secret is printed, logged or kept")
+@pytest.mark.soak
 def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run_and_writes_no_secret(
     job: Callable[..., Pods], tmp_path: Path
 ) -> None:

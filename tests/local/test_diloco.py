@@ -11,7 +11,6 @@ import pytest
 
 from flk_diloco.server import Hub
 from flk_runtime.contract import pod_env, user_env
-from tests.support.commands import Flk
 from tests.support.pods import Pods
 from tests.support.ports import held_ports
 from tests.support.ranks import Ended, Ranks
@@ -82,10 +81,27 @@ class Workers:
 
 
 @pytest.fixture
-def flk(tmp_path: Path) -> Iterator[Flk]:
-    made = Flk(tmp_path)
-    yield made
-    made.close()
+def launched(forked_pods: Callable[..., Pods]) -> Iterator[Callable[..., Pods]]:
+    """Starts a job whose pods are workers of one rank, each with a rendezvous of its own. Pod 0 has the hub."""
+    with held_ports() as free_port:
+
+        def start(pods: int, script: str, options: str, **settings: object) -> Pods:
+            variables = {
+                user_env.STRATEGY: "diloco",
+                user_env.WORKERS: str(pods),
+                pod_env.DILOCO_OPTIONS: options,
+                pod_env.SERVICE_ADDRESS: f"127.0.0.1:{free_port()}",
+                pod_env.SERVICE: "flk_diloco",
+                pod_env.RESTARTS: "1",
+                "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": pods, **settings}),
+            }
+            job = forked_pods(pods, script=script, **variables)
+            for pod in range(pods):
+                job.variables_of[pod] = {pod_env.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}"}
+            job.start("train.py")
+            return job
+
+        yield start
 
 
 @pytest.fixture
@@ -139,7 +155,7 @@ def test_workers_of_two_ranks_agree(workers: Workers) -> None:
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
 @pytest.mark.soak
-def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: Workers) -> None:
+def test_a_killed_hub_loses_nothing(launched: Callable[..., Pods], workers: Workers) -> None:
     """It is killed when two workers have sent the open round. The third one is away when they meet the new hub."""
     kill = """
         if run.worker == 1 and run.steps == 15:
@@ -156,21 +172,8 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
 """
     script = "import contextlib, pathlib, subprocess, time\n" + TRAIN.replace("        optimizer.zero_grad()\n", kill)
     options = "every=10,lr=1,momentum=0,dtype=fp32"
-    with held_ports() as free_port:
-        hub = str(free_port())
-        variables = {
-            user_env.STRATEGY: "diloco",
-            user_env.WORKERS: "3",
-            pod_env.DILOCO_OPTIONS: options,
-            pod_env.SERVICE_ADDRESS: f"127.0.0.1:{hub}",
-            pod_env.SERVICE: "flk_diloco",
-            "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 3, "steps": 30}),
-        }
-        job = forked_pods(3, script=script, **variables)
-        for pod in range(3):  # each is a worker, with a rendezvous of its own
-            job.variables_of[pod] = {pod_env.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}"}
-        job.start("train.py")
-        codes = job.wait()
+    job = launched(3, script, options, steps=30)
+    codes = job.wait()
     output = job.logs_of_all()
     assert codes == [0, 0, 0], output
     assert "the service flk_diloco has ended; starting it again" in output
@@ -179,7 +182,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
 
 
 @pytest.mark.promise("Extensions: Sites over slow links train one model")
-def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk) -> None:
+def test_a_killed_worker_returns_and_the_others_go_on(launched: Callable[..., Pods]) -> None:
     """Worker 1 is killed within a round. It has no checkpoint, so it gets everything from a peer."""
     loop = """
     target = 100_000
@@ -195,13 +198,10 @@ def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk) -> None:
 """
     script = TRAIN.replace('    while run.steps < settings["steps"]:\n', loop)
     assert script != TRAIN
-    (flk.folder / "train.py").write_text(script)
-    settings = json.dumps({"optimizer": "AdamW", "ranks": 2})
-    options = [part for text in ("every=10", "lr=1", "momentum=0", "dtype=fp32") for part in ("--diloco", text)]
-    job = ["--replicas", "2", "--strategy", "diloco", *options, "--env", f"SETTINGS={settings}"]
-    done = flk("run", "train.py", *job)
-    output = done.stdout + done.stderr
-    assert done.code == 0, output
+    job = launched(2, script, "every=10,lr=1,momentum=0,dtype=fp32")
+    codes = job.wait()
+    output = job.logs_of_all()
+    assert codes == [0, 0], output
     found = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", output)]
     assert len(found) == 2
     assert len({each["digest"] for each in found}) == 1, output

@@ -18,7 +18,6 @@ LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local"
 # Every launcher on a page imports torch. These pages cover the kinds of commands; the soak runs the others too.
 EVERY_TIME = (
     "docs/index.md",  # a script that fails
-    "docs/guides/first-job.md",  # the bundled example, and a job file
     "docs/guides/own-loop.md",  # flk's library, and a restart
 )
 

@@ -80,7 +80,7 @@ def start(forked_pods: Callable[..., Pods], root: Path, tmp_path: Path) -> Calla
 
     def begin(text: str, pods: int, processes: int, *, only: int | None = None) -> Pods:
         settings = {pod_env.MEMORY_ROOT: str(root), user_env.STORE_EVERY: "0", pod_env.RESTARTS: "1"}
-        settings |= {user_env.CHECKPOINT: str(tmp_path / "checkpoint"), pod_env.MIN_PODS: "1", user_env.LEASE: "3"}
+        settings |= {user_env.CHECKPOINT: str(tmp_path / "checkpoint"), pod_env.MIN_PODS: "1", user_env.LEASE: "10"}
         job = forked_pods(pods, processes, script=text, **settings)
         job.start("train.py", only=only)
         return job

@@ -187,6 +187,7 @@ IMPORT = """
 OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 
 
+@pytest.mark.soak
 def test_what_packages_take_for_their_process_at_their_import_is_set_again(tmp_path: Path) -> None:
     """Of every package that is imported before the fork and is installed here, without a list of what each takes."""
     more = ["transformers.trainer", "webdataset", "flk_hosts.transformers", "flk_hosts.lightning"]
@@ -236,6 +237,7 @@ LOOP = """
 """
 
 
+@pytest.mark.soak
 def test_the_steps_of_a_loop_import_no_package_anew(tmp_path: Path) -> None:
     """With `preload`, as the page on Accelerate says: prepare() imports datasets."""
     pytest.importorskip("accelerate")

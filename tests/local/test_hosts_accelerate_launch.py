@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import ExitCode
 from tests.support.collection import skip_without
-from tests.support.commands import WITHOUT_TORCH
 
 skip_without("accelerate")
 
@@ -71,9 +69,8 @@ def shown(folder: Path, *command: str) -> list[Any]:
     return [json.loads(line.partition("SHOWN ")[2]) for line in done.stdout.splitlines() if "SHOWN " in line]
 
 
-@pytest.mark.parametrize(
-    "configuration", [pytest.param(FSDP, id="fsdp"), pytest.param(CPU, id="cpu", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("configuration", [FSDP, CPU], ids=["fsdp", "cpu"])
 def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, configuration: str) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "accelerate.yaml").write_text(configuration)
@@ -84,15 +81,3 @@ def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, conf
     flk = ("-m", "flk", "run", "--processes", "2", "-m", "flk_hosts.accelerate_launch", "--")
     found = shown(tmp_path, *flk, *script)
     assert found == [expected, expected]
-
-
-def test_options_of_another_launcher_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    command = ["-m", "flk", "run", *WITHOUT_TORCH, "-m", "flk_hosts.accelerate_launch", "--", "--tpu", "show.py"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert done.returncode == ExitCode.USAGE
-    assert "--tpu cannot be used under flk, which starts the ranks itself: leave it out" in done.stderr
-    assert "usage:" not in done.stderr
-    assert "SHOWN" not in done.stdout

@@ -21,6 +21,7 @@ from tests.support.pods import END, TRAIN, Pods
 from tests.support.processes import alive, checked
 
 
+@pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 @pytest.mark.parametrize("start", often((0,), ["fork", "spawn"]))
 def test_ranks_of_two_pods_form_one_process_group(pods: Callable[..., Pods], start: str) -> None:
     script = TRAIN + '    print("in ps:", pathlib.Path("/proc/self/comm").read_text(), end="")\n'

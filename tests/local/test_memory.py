@@ -29,7 +29,7 @@ SIZE = 1 << 20
 @pytest.fixture
 def job(forked_pods: Callable[..., Pods], root: Path) -> Callable[..., Pods]:
     def make(count: int, processes: int = 1, **variables: str) -> Pods:
-        settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", **variables}
+        settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "10", **variables}
         return forked_pods(count, processes, script=TRAIN, **settings)
 
     return make
@@ -182,7 +182,7 @@ NO_ROOM = """
 def test_a_run_whose_checkpoints_have_no_room_does_not_say_that_it_saves(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    limits = {user_env.MEMORY_LIMIT: "1Mi", pod_env.GRACE: "20", user_env.LEASE: "3"}
+    limits = {user_env.MEMORY_LIMIT: "1Mi", pod_env.GRACE: "20", user_env.LEASE: "10"}
     run = forked_pods(2, 1, script=NO_ROOM, **{pod_env.MEMORY_ROOT: str(root)}, **limits)
     run.start("train.py")
     reach(run, 10)
@@ -199,7 +199,7 @@ def test_a_run_whose_checkpoints_have_no_room_does_not_say_that_it_saves(
 def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     forked_pods: Callable[..., Pods], root: Path, processes: int, strategy: str
 ) -> None:
-    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
+    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "10", user_env.SAVE_EVERY: "5"}
     variables[user_env.STRATEGY] = strategy
     quiet = forked_pods(2, processes, script=preemption.TRAIN, **variables)
     quiet.start("train.py", "30", "0", "0")
@@ -278,7 +278,7 @@ def test_a_training_that_saves_in_every_step_goes_on_with_the_same_bits_after_ki
 ) -> None:
     generator = random.Random(kills)
     limits = {pod_env.RESTARTS: "1000", user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
-    run = forked_pods(2, 1, script=TRAINS, **limits, **{pod_env.MEMORY_ROOT: str(root), user_env.LEASE: "3"})
+    run = forked_pods(2, 1, script=TRAINS, **limits, **{pod_env.MEMORY_ROOT: str(root), user_env.LEASE: "10"})
     run.start("train.py")
     for attempt in range(kills):
         pid = run.pid(attempt, generator.randrange(2))

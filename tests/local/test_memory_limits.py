@@ -61,7 +61,7 @@ def check(
     storage: Path | None = None,
 ) -> None:
     """Run a job of four ranks that has one fault under a limit, in shards. ``storage`` gets every other checkpoint."""
-    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "3"}
+    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "10"}
     if storage:
         settings |= {user_env.CHECKPOINT: str(storage), user_env.STORE_EVERY: "4"}
     pods = 4 // processes
@@ -127,7 +127,7 @@ def test_a_limit_is_enough_for_restores_or_refused(
 @pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 def test_fewer_pods_restore_from_memory_and_need_more_of_it(forked_pods: Callable[..., Pods], root: Path) -> None:
     """Two shards of the lost pod have one copy, and larger shards follow. The limit is just enough for these."""
-    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "2", user_env.LAST_CALL: "1"}
+    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "10"}
     limits = {user_env.MEMORY_LIMIT: str(int(6.2 * SHARD)), pod_env.MIN_PODS: "2"}
     job = forked_pods(4, 1, script=TRAIN, **settings, **limits)
     job.start("train.py", "full_shard", "14")

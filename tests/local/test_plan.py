@@ -63,10 +63,9 @@ def compare(measured, predicted):
     # Tell for each model, strategy and precision what rank 0 measured and predicts.
     for kind, make in MAKE.items():
         for name in strategies:
-            with init(name) as run:
-                for precision in (None, flk.Precision()):
-                    if not (everything or chosen(kind, name, precision)):
-                        continue
+            precisions = [each for each in (None, flk.Precision()) if everything or chosen(kind, name, each)]
+            with init(name) if precisions else contextlib.nullcontext() as run:
+                for precision in precisions:
                     torch.manual_seed(0)
                     model = make()
                     model, optimizer = run.parallelize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.collection import often
 from tests.support.commands import WITHOUT_TORCH, Flk
 from tests.support.processes import alive, parent_of, until
 
@@ -49,6 +50,7 @@ def flk(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
+@pytest.mark.soak
 def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: Command) -> None:
     flk.write("""
         import os, torch, torch.distributed as dist
@@ -82,7 +84,7 @@ def test_a_killed_launcher_is_restarted_as_a_pod_would_be(flk: Command) -> None:
 
 
 @pytest.mark.promise("Jobs: flk run ends with every process ended")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), often((0,), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     flk.write(HOLD)
     process = flk.start("run", *WITHOUT_TORCH, "train.py", "--replicas", "2")

@@ -55,7 +55,7 @@ def places(root: Path) -> dict[str, str]:
 
 def start(forked_pods: Callable[..., Pods], root: Path, script: str) -> Pods:
     """Start two pods of one rank, which save and then wait."""
-    job = forked_pods(2, 1, script=script, **places(root), **{pod_env.RESTARTS: "1", user_env.LEASE: "3"})
+    job = forked_pods(2, 1, script=script, **places(root), **{pod_env.RESTARTS: "1", user_env.LEASE: "10"})
     job.start("train.py")
     job.until(lambda: len([*job.folder.glob("saved.*")]) == 2, "all ranks have saved")
     return job

@@ -91,7 +91,7 @@ def stored(job: Pods) -> list[int]:
 def test_memory_goes_on_while_storage_is_slow_and_each_restores_what_it_is_for(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, strategy: str
 ) -> None:
-    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "5", user_env.LEASE: "3", pod_env.GRACE: "20"}
+    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "5", user_env.LEASE: "10", pod_env.GRACE: "20"}
     settings |= {
         user_env.SAVE_EVERY: "1",
         user_env.STORE_EVERY: "10",

@@ -7,36 +7,50 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flk_runtime.contract import user_env
-from tests.support import verified
 from tests.support.commands import Flk
 from tests.support.pods import Pods
 from tests.support.verify_cases import RIGHT, WRONG
 
-ROOT = Path(__file__).parents[2]
 WRONG_ONE = "clipping by the norm of shards"
 
 
-def found(names: list[str]) -> list[tuple[str, str, bool, dict[str, str]]]:
-    command = [sys.executable, "-m", verified.__name__, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+# It calls verified.main in a process that is forked from one with torch, and forks the ranks.
+FOUND = """
+from tests.support import verified
+with open(path, "w") as output:
+    verified.main(names, output)
+"""
 
 
-def test_a_script_that_trains_otherwise_than_one_process_is_named() -> None:
-    ((name, strategy, named, said),) = found([WRONG_ONE])
+def found(fork_server: ForkServerContext, folder: Path, names: list[str]) -> list[Any]:
+    arguments = {"path": str(folder / "found"), "names": names}
+    process = fork_server.Process(target=exec, args=(FOUND, arguments))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return [json.loads(line) for line in (folder / "found").read_text().splitlines()]
+
+
+def test_a_script_that_trains_otherwise_than_one_process_is_named(
+    fork_server: ForkServerContext, tmp_path: Path
+) -> None:
+    ((name, strategy, named, said),) = found(fork_server, tmp_path, [WRONG_ONE])
     assert (name, strategy) == (WRONG_ONE, "full_shard")
     assert named, said
 
 
 @pytest.mark.soak
-def test_no_right_script_of_the_corpus_is_refused_and_the_wrong_ones_are_named() -> None:
-    results = found([])
+def test_no_right_script_of_the_corpus_is_refused_and_the_wrong_ones_are_named(
+    fork_server: ForkServerContext, tmp_path: Path
+) -> None:
+    results = found(fork_server, tmp_path, [])
     assert [each for each in results if each[0] in RIGHT and not each[2]] == []
     wrong = [each for each in results if each[0] in WRONG]
     print(f"{sum(each[2] for each in wrong)} of {len(wrong)} wrong ones named")

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import TextIO
 
 import torch
 
@@ -114,14 +115,14 @@ def is_named(case: Case, found: dict[str, str]) -> bool:
     return "line" not in found and any(f"Cause: {cause}" in text or cause == "refused: " for cause in case.causes)
 
 
-def main(names: list[str]) -> None:
-    """Print a line for each script and strategy: name, strategy, whether it is as it should be, and what was found."""
+def main(names: list[str], output: TextIO = sys.stdout) -> None:
+    """Write a line for each script and strategy: name, strategy, whether it is as it should be, and what was found."""
     for name, case in (RIGHT | WRONG).items():
         for strategy in case.strategies if not names or name in names else ():
             nodes = 2 if strategy.startswith("hybrid") else 1
             found = verified(case.script, strategy, _RANKS[strategy], nodes=nodes)
             right = is_named(case, found) if case.causes else "line" in found
-            print(json.dumps([name, strategy, right, found]), flush=True)
+            print(json.dumps([name, strategy, right, found]), file=output, flush=True)
 
 
 if __name__ == "__main__":
