@@ -9,11 +9,9 @@ import pytest
 
 from scripts.documentation.outputs import run_page
 from scripts.documentation.pages import all_pages, blocks
-from tests.support.pages import name_of, parameters
+from tests.support.pages import name_of
 
 PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluster") for b in blocks(page))]
-# Every pod of a page imports torch. The soak runs the other pages too.
-EVERY_TIME = ("README.md",)
 # The pages' jobs ask for no processors, so each rank would have a thread for each processor of the node. Such threads
 # keep the processors busy while they wait for each other: the pods took twice the processor time.
 ONE_PROCESSOR = {
@@ -25,7 +23,8 @@ ONE_PROCESSOR = {
 
 
 @pytest.mark.promise("Pages: What a page shows is what the commands print")
-@pytest.mark.parametrize("page", parameters(PAGES, EVERY_TIME), ids=name_of)
+@pytest.mark.soak  # every pod of a page imports torch
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path,
     image: str,

@@ -13,7 +13,7 @@ from tests.support.old_torch import needs_torch
 from tests.support.pods import Pods
 
 LIMIT = 2  # seconds without progress
-QUICK = {user_env.HANG_TIMEOUT: str(LIMIT)}
+QUICK = {user_env.HANG_TIMEOUT: str(LIMIT), user_env.LEASE: "3"}  # launchers speak every second
 
 # Three ranks in three pods reduce in a loop; from step 5 on rank 1 is stuck, as {fault} says. Before, rank 1 has sent
 # to the others, which must not count as collectives: ranks differ in it.
@@ -135,7 +135,7 @@ def test_a_hang_in_a_loop_of_the_scripts_own_is_found(forked_pods: Callable[...,
     assert "time.sleep(1000)" in failure.details
 
 
-# While rank 0 waits in a collective, rank 1 works for longer than the limit in each of these ways, without a step.
+# While rank 0 waits in a collective, rank 1 works for twice the limit in each of these ways, without a step.
 SLOW = """
     import os, pathlib, subprocess, sys, time
     import torch, torch.distributed as dist
@@ -144,7 +144,7 @@ SLOW = """
     dist.init_process_group("gloo")
 
     def work(sign, interval=0.5):
-        end = time.monotonic() + 1.25 * {limit}
+        end = time.monotonic() + 2 * {limit}
         while time.monotonic() < end:
             sign()
             time.sleep(interval)
@@ -160,14 +160,14 @@ SLOW = """
 
 @pytest.mark.promise("Recovery: A hang ends with the rank, its stack and the cause")
 def test_a_rank_that_works_for_long_is_no_hang(forked_pods: Callable[..., Pods]) -> None:
-    limit = 4  # a busy machine may let a process wait for a second or two
+    limit = 3  # a busy machine may let a process wait for a second or two
     job = forked_pods(2, 1, script=SLOW.format(limit=limit), **QUICK | {user_env.HANG_TIMEOUT: str(limit)})
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
 
 
 def test_ranks_that_all_compute_without_a_word_are_no_hang(forked_pods: Callable[..., Pods]) -> None:
-    script = f"import time\nend = time.monotonic() + {1.5 * LIMIT}\nwhile time.monotonic() < end: pass"
+    script = f"import time\nend = time.monotonic() + {2 * LIMIT}\nwhile time.monotonic() < end: pass"
     job = forked_pods(1, 2, script=script, **QUICK)
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE], job.log()

@@ -16,6 +16,7 @@ from tests.support.wheels import wheel
 
 
 @pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
+@pytest.mark.soak
 def test_a_package_with_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = wheel(tmp_path, "pytest")
     monkeypatch.setattr(sys, "path", [*sys.path])
