@@ -269,6 +269,21 @@ def _ignored(view: JobView) -> Found | None:
     )
 
 
+def _sent_elsewhere(view: JobView) -> Found | None:
+    """Return that another cluster runs the job, to which MultiKueue has sent the object of the job and nothing else."""
+    if not view.manager or view.suspended or view.failed:
+        return None
+    named = [str((each.get("status") or {}).get("clusterName") or "") for each in view.seen.workloads]
+    where = f"cluster {named[0]}" if any(named) else "another cluster"
+    lacks = ", but not the ConfigMaps and the Secret that they need" if view.from_flk else ""
+    return Found(
+        f"{view.manager} has {where} run the job: its pods and their logs are there{lacks}",
+        f"give commands the --context of {where}; a job of flk has to be submitted there",
+        [Evidence(view.subject, view.manager, view.target.suspend_path.replace("suspend", "managedBy"), view.created)],
+        resolves_itself=True if view.runs_elsewhere or not view.from_flk else None,
+    )
+
+
 def _suspended(view: JobView) -> Found | None:
     if not view.suspended or view.queue:
         return None
@@ -356,6 +371,12 @@ CAUSES: Final = (
         _queued,
         cured_by="the queue",
         awaits="the queue",
+    ),
+    Cause(
+        "SentToAnotherCluster",
+        _sent_elsewhere,
+        grace=60,
+        awaits="the cluster to which MultiKueue has sent the job",
     ),
     Cause(
         SUSPENDED,

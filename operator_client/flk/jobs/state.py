@@ -288,7 +288,7 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
     if seen.suspended and not (seen.queue and stuck):  # that nothing will start: Kueue is not there
         preempted = cause is not None and cause.code in ("PreemptedByQueue", "WorkloadDeactivated")
         return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
-    if _trains_with_some_pods(seen):
+    if _trains_with_some_pods(seen) or seen.runs_elsewhere:
         return replace(base, phase=Phase.RUNNING)
     if cause is not None and stuck and not _others_suffice(seen, cause):
         return replace(base, phase=Phase.STUCK, code=cause.exit_code)

@@ -39,6 +39,13 @@ from flk_runtime.contract.user_env import JOB, WORKERS
 from flk_runtime.contract.values import dataclass, replace
 
 _MOST_RANKS: Final = 1_000_000
+# What the controllers of the kinds of jobs call themselves in ``managedBy``.
+_OWN_CONTROLLERS: Final = (
+    "kubeflow.org/training-operator",
+    "trainer.kubeflow.org/trainjob-controller",
+    "jobset.sigs.k8s.io/jobset-controller",
+    "kubernetes.io/job-controller",
+)
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
@@ -385,9 +392,21 @@ class JobView:
         return any(lines and re.search(WAITS, lines[-1]) for lines in self.seen.logs.values())
 
     @property
+    def manager(self) -> str:
+        """Who runs the job in place of the controller of its kind, as Kueue in another cluster; empty: nobody does."""
+        named = str((self.job.get("spec") or {}).get("managedBy") or self.run_policy.get("managedBy") or "")
+        return "" if named in _OWN_CONTROLLERS else named
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether the job's status, which its `manager` copies from the other cluster, says that pods run there."""
+        jobs = [self.status, *(self.status.get("replicatedJobsStatus") or self.status.get("jobsStatus") or [])]
+        return bool(self.manager) and ("Running" in self.conditions or any(job.get("ready") for job in jobs))
+
+    @property
     def awaits_controller(self) -> bool:
         """Whether the job has lacked pods for some seconds and no event says why: its controller may be away."""
-        if self.suspended or self.failed or self.succeeded or self.now - self.created < CONTROLLER_DELAY:
+        if self.suspended or self.manager or self.failed or self.succeeded or self.now - self.created < CONTROLLER_DELAY:
             return False
         return bool(self.lacking or not self.pods) and not self.refusals
 

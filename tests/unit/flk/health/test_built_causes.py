@@ -102,6 +102,23 @@ def without_operator() -> JobView:
     return job.view(controllers={"operator": [{**deployment, "status": {"readyReplicas": 0}}]})
 
 
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+
+
+def sent(manager: str = MULTIKUEUE, *, suspend: bool = False, flk: bool = True) -> JobBuilder:
+    """A job that Kueue has sent to another cluster, as it writes managedBy into a PyTorchJob."""
+    job = suspended()
+    job.job["spec"]["runPolicy"] |= {"suspend": suspend, "managedBy": manager}
+    if not flk:
+        del job.job["metadata"]["labels"]["flk.dev/job"]
+    return job
+
+
+def sent_view(job: JobBuilder | None = None, cluster: str = "west") -> JobView:
+    status = {"clusterName": cluster} if cluster else {"nominatedClusterNames": ["west", "east"]}
+    return (job or sent()).view(workloads=[{"metadata": {"name": "pytorchjob-gpt"}, "status": status}])
+
+
 def restarted(count: int) -> JobBuilder:
     """Pods that ended by themselves. The operator sends two events for each, and counts them in one."""
     job = JobBuilder().pod(0).pod(2).ran(1, *(f"earlier-{number}" for number in range(count)))
@@ -113,6 +130,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     "QueueIgnoresJobs": (
         ignored_by_kueue,
         "it is in queue gold, and Kueue has made no Workload for it in 1m: Kueue does not manage PyTorchJobs here",
+    ),
+    "SentToAnotherCluster": (
+        sent_view,
+        "kueue.x-k8s.io/multikueue has cluster west run the job: its pods and their logs are there, but not the",
     ),
     "WorkloadDeactivated": (
         lambda: suspended().view(workloads=[deactivated("Deactivated", "The workload is deactivated")]),
@@ -278,6 +299,41 @@ def test_a_job_in_a_queue_of_another_scheduler_is_suspended_by_somebody() -> Non
     view.seen.job["metadata"]["labels"].clear()  # type: ignore[index]
     view.seen.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
     assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.seen))]
+
+
+def test_a_job_that_another_cluster_runs_is_followed_by_its_status() -> None:
+    state = derive(sent_view(sent().condition("Running")))
+    assert (state.phase, state.reason) == (Phase.RUNNING, "SentToAnotherCluster")
+    assert derive(sent_view(sent().condition("Succeeded"))).phase == Phase.SUCCEEDED
+
+
+def test_a_job_of_flk_that_another_cluster_cannot_start_is_stuck() -> None:
+    assert derive(sent_view()).phase == Phase.STUCK
+    assert derive(sent_view(sent(flk=False))).phase == Phase.PENDING  # all that its pods need may be in its image
+    assert "another cluster" in derive(sent_view(cluster="")).message
+
+
+def test_a_job_that_waits_for_another_cluster_is_in_its_queue() -> None:
+    assert derive(sent_view(sent(suspend=True), cluster="")).phase == Phase.QUEUED
+
+
+def test_a_job_of_its_own_controller_is_not_elsewhere() -> None:
+    view = sent_view(sent("kubeflow.org/training-operator"))
+    assert "SentToAnotherCluster" not in [cause.code for cause in find(view)]
+
+
+@pytest.mark.parametrize(
+    "status", [{"ready": 2}, {"replicatedJobsStatus": [{"ready": 2}]}, {"jobsStatus": [{"ready": 2}]}]
+)
+def test_each_kind_of_job_says_that_its_pods_run_elsewhere(status: dict[str, Any]) -> None:
+    job = sent()
+    job.job["status"] = status
+    assert sent_view(job).runs_elsewhere
+
+
+def test_the_workload_of_a_job_that_is_elsewhere_is_read() -> None:
+    seen = sent().seen()
+    assert Need(What.WORKLOADS) in needs(JobView(replace(seen, answered=frozenset(needs(JobView(seen))))))
 
 
 def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:
