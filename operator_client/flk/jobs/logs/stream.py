@@ -154,7 +154,7 @@ class _Merger:
                     return False
                 if self._is_complete(state):
                     return True
-                if state.phase in _WAITING and state.message:
+                if (state.phase in _WAITING or view.manager) and state.message:  # no pod may ever be here
                     self._note("waiting", f"job {self._name} is {state.headline}")
         return False
 

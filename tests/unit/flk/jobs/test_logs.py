@@ -464,6 +464,18 @@ def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     assert told == "following the logs of 5 pods; lines of other pods come every 20 s. --rank and --pod choose pods"
 
 
+def test_a_job_that_another_cluster_runs_says_where_its_logs_are(fake: Any, client: JobClient) -> None:
+    job = JobBuilder().condition("Running")
+    job.job["metadata"]["labels"] = {}
+    job.job["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    job.add_to(fake)
+    said = follow(client, "gpt", LogOptions())
+    line = next(said)
+    said.close()
+    assert line.note
+    assert "job gpt is running: SentToAnotherCluster: kueue.x-k8s.io/multikueue has another cluster run" in line.text
+
+
 def test_lines_know_their_rank_pod_time_and_attempt(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
     fake.written["gpt-worker-0"] = "[pod 0] flk-attempt 1\n[rank 1] a\n[pod 0] flk-attempt 2\n[rank 0] b\nc\n"

@@ -271,6 +271,7 @@ def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
     runtime = yaml.safe_load((K8S / "training-runtime.yaml").read_text())
     assert (runtime["apiVersion"], runtime["kind"]) == (TARGETS["trainjob"].api_version, "ClusterTrainingRuntime")
     assert runtime["metadata"]["name"] == RUNTIME
+    assert len(NODE) <= 20  # Trainer 2.4 refuses longer names of ReplicatedJobs
     assert runtime["metadata"]["labels"] == labels.MANAGED_BY
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 1}  # not torch: flk's launcher finds the other pods by itself
     spec = runtime["spec"]["template"]["spec"]
