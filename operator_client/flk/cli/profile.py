@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,10 +114,7 @@ def stacks(
 
 
 def _stacks_text(report: dict[str, Any]) -> str:
-    # The heading of a group says it too, where all that is shown does the same.
-    told = [re.sub(r"(?: in [^:]*)?: ", " ", group["heading"], count=1) for group in report["groups"]]
-    said = report["cause"].replace("do the same: ", "")
-    lines = [report["cause"], ""] if said and not any(each.startswith(said) for each in told) else []
+    lines = [report["cause"], ""] if report["cause"] else []
     for group in report["groups"]:
         lines += [group["heading"], *group["lines"], ""]
     if not report["groups"]:

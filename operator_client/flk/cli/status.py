@@ -215,7 +215,7 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
     lines = table(header, rows, without=() if progress else _MEASURED, width=width)
     left = len(state.pods) - len(shown)
     if left:
-        lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")
+        lines.append(f"and {plural(left, 'more pod')} (flk status -o wide shows all)")
     return lines
 
 

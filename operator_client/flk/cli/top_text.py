@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flk.cli.output import cut, pace, phase_style, table
+from flk.cli.status import pods_table
 from flk.observe.progress import Progress
 from flk.spec.units import bytes_text, number_text, short_duration
 from flk.user.terminal import printable
@@ -19,10 +20,8 @@ from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
-    from flk.observe.model import PodState
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-_SHOWN_PODS: Final = 256  # pods without telemetry that get a line
 _LABEL: Final = 22  # columns before a sparkline
 _DAY: Final = 20 * 3600.0  # seconds from which on a time axis has dates
 _STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
@@ -69,7 +68,7 @@ def job_lines(data: TopData, width: int) -> list[Line]:
     else:
         if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
-        lines += _pods(state)
+        lines += map(Line, pods_table(state, wide=False))
     return [_cut(line, width) for line in lines]
 
 
@@ -219,39 +218,6 @@ def _usage(pod: PodUsage) -> str:
         used = sum(gpu.memory for gpu in pod.gpus)
         parts.append(f"GPU {busy}, {bytes_text(used)} of {bytes_text(sum(gpu.memory_total for gpu in pod.gpus))}")
     return "  ".join(parts)
-
-
-def _pods(state: State) -> list[Line]:
-    """Return a line for each pod of a job without telemetry, those in trouble first."""
-    steps = {each.rank: each.step for each in state.progress}
-    order = ("Failed", "Unknown", "Missing", "Pending", "Starting", "Terminating", "Suspended", "Running", "Succeeded")
-
-    def severity(pod: PodState) -> tuple[int, int]:
-        return order.index(str(pod.phase)) if str(pod.phase) in order else 0, pod.index
-
-    shown = sorted(state.pods, key=severity)[:_SHOWN_PODS]
-    rows = [
-        [
-            pod.name,
-            "-".join(dict.fromkeys(map(str, (*pod.ranks[:1], *pod.ranks[-1:])))),
-            str(pod.phase),
-            next((f"{steps[rank]:,}" for rank in pod.ranks if rank in steps), ""),
-            str(pod.restarts),
-            pod.node,
-            pod.reason,
-        ]
-        for pod in shown
-    ]
-    if not rows:
-        return []
-    head, *body = table(["POD", "RANKS", "PHASE", "STEP", "RESTARTS", "NODE", "REASON"], rows)
-    lines = [Line(head, "bold")]
-    lines += [
-        Line(text, "" if str(pod.phase) in ("Running", "Succeeded") else "warn")
-        for text, pod in zip(body, shown, strict=True)
-    ]
-    left = len(state.pods) - len(shown)
-    return [*lines, Line(f"and {left:,} more pods", "dim")] if left else lines
 
 
 def _remark(rank: RankStatus, furthest: int) -> str:

@@ -160,23 +160,6 @@ def test_no_right_to_start_a_program_in_a_pod(fake: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "heading", "shown"),
-    [
-        ("rank 1 is in all_reduce 7", "rank 1 in gpt-worker-0 on node-a: is in all_reduce 7 at train.py:4", False),
-        ("ranks 0-3 do the same: each is at train.py:4", "ranks 0-3: each is at train.py:4", False),
-        ("rank 1 did not reach all_reduce 7; it is at train.py:4", "rank 1 in gpt-worker-0: is at train.py:4", True),
-        ("rank 0 is at train.py:9", "rank 1 in gpt-worker-0: is at train.py:4", True),
-    ],
-)
-def test_one_fact_stands_once(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str], cause: str, heading: str, shown: bool
-) -> None:
-    cluster.answer = {"cause": cause, "groups": [{"ranks": [1], "heading": heading, "lines": ["  f"]}], "silent": []}
-    stacks("gpt", rank=1)
-    assert capsys.readouterr().out.splitlines() == [*([cause, ""] if shown else []), heading, "  f", ""]
-
-
-@pytest.mark.parametrize(
     ("command", "words"),
     [
         (["/bin/sh", "-c", "exec", "flk", "python3", "-u", "/flk/ship/flk_runtime.zip", "--", "t.py"], slice(4, 7)),

@@ -131,7 +131,7 @@ def test_a_thousand_pods_take_bounded_rows_and_little_time() -> None:
     assert lines[-1].text == f"and {8000 - RANKS_LIMIT:,} more ranks, none of them slower"
     assert "slow: 1.8 times the median" in next(line.text for line in lines if line.text.startswith(">"))
     plain = job_lines(replace(data, telemetry=None), 200)
-    assert plain[-1].text == "and 744 more pods"
+    assert plain[-1].text == "and 999 more pods (flk status -o wide shows all)"
 
 
 def running() -> State:
