@@ -406,7 +406,8 @@ class JobView:
     @property
     def awaits_controller(self) -> bool:
         """Whether the job has lacked pods for some seconds and no event says why: its controller may be away."""
-        if self.suspended or self.manager or self.failed or self.succeeded or self.now - self.created < CONTROLLER_DELAY:
+        over = self.failed or self.succeeded
+        if self.suspended or self.manager or over or self.now - self.created < CONTROLLER_DELAY:
             return False
         return bool(self.lacking or not self.pods) and not self.refusals
 
