@@ -249,6 +249,7 @@ def test_a_module_finds_packages_in_the_folder_of_its_ranks_and_not_in_its_own(
 ) -> None:
     """As flk_hosts.accelerate_launch, which has flk_hosts/accelerate.py beside it."""
     asked: list[str] = []
+    monkeypatch.delitem(sys.modules, "flk_hosts.accelerate_launch", raising=False)  # else runpy warns
     file = preload.module_file("flk_hosts.accelerate_launch", tmp_path)
     assert file
     assert ("accelerate.commands", ["launch"]) in list(preload.leading_imports(file, tmp_path, tmp_path))
