@@ -200,7 +200,11 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
         for pod in state.pods
         if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
     ]
-    shown = chosen if wide else chosen[:_SHOWN]
+    shown = (
+        chosen
+        if wide or len(chosen) <= _SHOWN
+        else sorted(chosen, key=lambda pod: pod.phase not in ("Failed", "Unknown"))[:_SHOWN]
+    )
     header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *_MEASURED, "REASON"]
     rows = []
     for pod in shown:

@@ -68,7 +68,7 @@ def job_lines(data: TopData, width: int) -> list[Line]:
     else:
         if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
-        lines += map(Line, pods_table(state, wide=False))
+        lines += map(Line, pods_table(state, wide=False) if state.pods else [])
     return [_cut(line, width) for line in lines]
 
 

@@ -138,7 +138,7 @@ def _deadline(view: JobView) -> Found | None:
 
 
 def _unknown_end(view: JobView) -> Found | None:
-    if not view.failed or job_failure(view) is not None:
+    if not view.failed or view.sent_away or job_failure(view) is not None:
         return None
     evidence = _condition(view)
     return Found(

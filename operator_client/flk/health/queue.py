@@ -11,7 +11,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.observation import What
 from flk.observe.pods import conditions, one_line
-from flk.observe.view import JobView
+from flk.observe.view import MULTIKUEUE, JobView
 from flk.spec import labels
 from flk.spec.units import short_duration, timestamp
 from flk.targets.gang import GANGS
@@ -271,16 +271,20 @@ def _ignored(view: JobView) -> Found | None:
 
 def _sent_elsewhere(view: JobView) -> Found | None:
     """Return that another cluster runs the job, to which MultiKueue has sent the object of the job and nothing else."""
-    if not view.manager or view.suspended or view.failed:
+    if not view.sent_away or view.suspended or not all(pod.absent for pod in view.pods):
         return None
     named = [str((each.get("status") or {}).get("clusterName") or "") for each in view.seen.workloads]
     where = f"cluster {named[0]}" if any(named) else "another cluster"
-    lacks = ", but not the ConfigMaps and the Secret that they need" if view.from_flk else ""
+    lacking = view.from_flk and not view.runs_elsewhere and not view.failed
+    admitted = [conditions(each).get("Admitted") or {} for each in view.seen.workloads]
     return Found(
-        f"{view.manager} has {where} run the job: its pods and their logs are there{lacks}",
-        f"give commands the --context of {where}; a job of flk has to be submitted there",
-        [Evidence(view.subject, view.manager, view.target.suspend_path.replace("suspend", "managedBy"), view.created)],
-        resolves_itself=True if view.runs_elsewhere or not view.from_flk else None,
+        f"Kueue (MultiKueue) has {where} run the job: its pods and their logs are there"
+        + lacking * ", but not the ConfigMaps and the Secret that they need",
+        f"{'submit it there' if lacking else 'give commands'}, with the --context of {where}",
+        [Evidence(view.subject, MULTIKUEUE, view.target.suspend_path.replace("suspend", "managedBy"), view.created)],
+        since=max([view.created, *(timestamp(each.get("lastTransitionTime")) for each in admitted)]),
+        resolves_itself=None if lacking else True,
+        exit_code=ExitCode.INFRASTRUCTURE if view.failed else None,
     )
 
 

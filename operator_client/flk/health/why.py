@@ -275,7 +275,9 @@ def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | 
         return "resolved: all pods exist now"
     if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
         return "a consequence: the operator says what it does about it"
-    return "" if cause is not None and reason in _REPEATING else "flk does not know this event as a cause"
+    alike = {each.phase for each in view.pods if cause and each.name in cause.pods}
+    repeats = cause is not None and reason in _REPEATING and (pod is None or not alike or pod.phase in alike)
+    return "" if repeats else "flk does not know this event as a cause"
 
 
 def _limited(view: JobView, others: Iterable[Other]) -> list[Other]:

@@ -198,12 +198,13 @@ def derive(seen: JobView) -> State:
     if attempts:
         began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
         state = replace(state, attempts=attempts, started=began)
-    if state.phase is Phase.RESTARTING and not state.message:
+    outcome = seen.record and seen.record.outcome  # after a success, nobody waits for pods that still end
+    if state.phase is Phase.RESTARTING and not state.message and outcome != "succeeded":
         from flk.health.cause import subject
 
-        away = [pod for pod in seen.pods if not pod.is_up]
-        message = f"it waits for {subject(away)} to run again" if away else "the launchers meet for the next attempt"
-        state = replace(state, message=message)
+        away = [pod for pod in seen.pods if not pod.is_up and (not seen.resizable or pod.index in seen.members)]
+        waits = f"it waits for {subject(away)} to run again" if away else "the launchers meet for the next attempt"
+        state = replace(state, message=waits)
     state = replace(state, since=_since(state, seen))
     return state if seen.gone is None else deleted(state, now=seen.gone)
 

@@ -169,7 +169,7 @@ def _around(view: JobView) -> list[Need]:
     claims = _claim_names(view, pods)
     wanted += [Need(What.CLAIMS, name) for name in claims]
     wanted += [Need(What.EVENTS, name, "PersistentVolumeClaim") for name in claims if name in view.seen.claims]
-    if view.queue and (view.suspended or view.manager):
+    if view.queue and (view.suspended or view.sent_away):
         wanted += [Need(What.WORKLOADS), Need(What.PENDING_WORKLOADS, view.queue)]
     if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
         wanted.append(Need(What.POD_GROUPS, view.name))

@@ -39,13 +39,7 @@ from flk_runtime.contract.user_env import JOB, WORKERS
 from flk_runtime.contract.values import dataclass, replace
 
 _MOST_RANKS: Final = 1_000_000
-# What the controllers of the kinds of jobs call themselves in ``managedBy``.
-_OWN_CONTROLLERS: Final = (
-    "kubeflow.org/training-operator",
-    "trainer.kubeflow.org/trainjob-controller",
-    "jobset.sigs.k8s.io/jobset-controller",
-    "kubernetes.io/job-controller",
-)
+MULTIKUEUE: Final = "kueue.x-k8s.io/multikueue"  # ``managedBy`` of a job that Kueue has sent to another cluster
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
@@ -392,24 +386,24 @@ class JobView:
         return any(lines and re.search(WAITS, lines[-1]) for lines in self.seen.logs.values())
 
     @property
-    def manager(self) -> str:
-        """Who runs the job in place of the controller of its kind, as Kueue in another cluster; empty: nobody does."""
-        named = str((self.job.get("spec") or {}).get("managedBy") or self.run_policy.get("managedBy") or "")
-        return "" if named in _OWN_CONTROLLERS else named
+    def sent_away(self) -> bool:
+        """Whether Kueue has another cluster run the job."""
+        return MULTIKUEUE in ((self.job.get("spec") or {}).get("managedBy"), self.run_policy.get("managedBy"))
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether the job's status, which its `manager` copies from the other cluster, says that pods run there."""
-        jobs = [self.status, *(self.status.get("replicatedJobsStatus") or self.status.get("jobsStatus") or [])]
-        return bool(self.manager) and ("Running" in self.conditions or any(job.get("ready") for job in jobs))
+        """Whether the job's status, which Kueue copies from the other cluster, says that pods run there."""
+        listed = self.status.get("replicatedJobsStatus") or self.status.get("jobsStatus")
+        jobs = [self.status, *(listed if isinstance(listed, list) else [])]
+        begun = not self.conditions.keys().isdisjoint(("Running", "Restarting"))
+        return self.sent_away and (begun or any(isinstance(job, dict) and job.get("ready") for job in jobs))
 
     @property
     def awaits_controller(self) -> bool:
         """Whether the job has lacked pods for some seconds and no event says why: its controller may be away."""
-        over = self.failed or self.succeeded
-        if self.suspended or self.manager or over or self.now - self.created < CONTROLLER_DELAY:
+        if self.suspended or self.sent_away or self.failed or self.succeeded:
             return False
-        return bool(self.lacking or not self.pods) and not self.refusals
+        return self.now - self.created >= CONTROLLER_DELAY and bool(self.lacking or not self.pods) and not self.refusals
 
     @property
     def image(self) -> str:

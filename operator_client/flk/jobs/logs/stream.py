@@ -154,8 +154,8 @@ class _Merger:
                     return False
                 if self._is_complete(state):
                     return True
-                if (state.phase in _WAITING or view.manager) and state.message:  # no pod may ever be here
-                    self._note("waiting", f"job {self._name} is {state.headline}")
+                if (state.phase in _WAITING or view.sent_away) and state.message:  # no pod may ever be here
+                    self._note(f"waiting: {state.reason}", f"job {self._name} is {state.headline}")
         return False
 
     def _is_complete(self, state: State) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flk
+from flk.cli.top_text import TopData, job_lines
 from flk.errors import ForbiddenError
 from flk_runtime.contract import ExitCode
 from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
-from tests.support.jobs import JobBuilder
+from tests.support.jobs import NOW, JobBuilder
 from tests.unit.flk.cli.outputs import jobs
 
 # Names
@@ -185,6 +187,17 @@ def test_logs_hide_control_characters(with_log: Any, run: Run) -> None:
 def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
     JobBuilder(40).all("pod").add_to(fake)
     assert "and 39 more pods" in run("status", "gpt")[1]
+
+
+def test_status_and_top_show_failed_pods_first_where_not_all_are_shown(fake: Any, run: Run) -> None:
+    job = JobBuilder(60)
+    for index in range(60):
+        job.pod(index, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    job.ended(50, 1).add_to(fake)
+    assert "gpt-worker-50" in run("status", "gpt")[1].splitlines()[-33]
+    lines = job_lines(TopData(job.state(), NOW), 120)
+    assert any(line.text.startswith("gpt-worker-50") for line in lines)
+    assert not any("POD" in line.text for line in job_lines(TopData(replace(job.state(), pods=[]), NOW), 120))
     assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
 
 

@@ -133,7 +133,7 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     ),
     "SentToAnotherCluster": (
         sent_view,
-        "kueue.x-k8s.io/multikueue has cluster west run the job: its pods and their logs are there, but not the",
+        "Kueue (MultiKueue) has cluster west run the job: its pods and their logs are there, but not the ConfigMaps",
     ),
     "WorkloadDeactivated": (
         lambda: suspended().view(workloads=[deactivated("Deactivated", "The workload is deactivated")]),
@@ -304,6 +304,7 @@ def test_a_job_in_a_queue_of_another_scheduler_is_suspended_by_somebody() -> Non
 def test_a_job_that_another_cluster_runs_is_followed_by_its_status() -> None:
     state = derive(sent_view(sent().condition("Running")))
     assert (state.phase, state.reason) == (Phase.RUNNING, "SentToAnotherCluster")
+    assert "ConfigMaps" not in state.message  # it has all that it needs
     assert derive(sent_view(sent().condition("Succeeded"))).phase == Phase.SUCCEEDED
 
 
@@ -313,12 +314,37 @@ def test_a_job_of_flk_that_another_cluster_cannot_start_is_stuck() -> None:
     assert "another cluster" in derive(sent_view(cluster="")).message
 
 
+def test_a_job_that_has_failed_in_another_cluster_says_where() -> None:
+    state = derive(sent_view(sent().condition("Failed")))
+    assert (state.phase, state.code) == (Phase.FAILED, ExitCode.INFRASTRUCTURE)
+    assert "has cluster west run the job" in state.message
+
+
+def test_a_job_that_was_in_its_queue_for_long_is_not_stuck_when_it_is_sent() -> None:
+    admitted = condition("Admitted", "Admitted", "") | {"lastTransitionTime": "2026-01-01T00:00:55Z"}
+    workload = {"metadata": {"name": "w"}, "status": {"clusterName": "west", "conditions": [admitted]}}
+    assert derive(sent().view(workloads=[workload])).phase == Phase.PENDING
+
+
+def test_a_job_with_pods_here_is_not_elsewhere() -> None:
+    view = sent_view(sent().pod(0))
+    assert "SentToAnotherCluster" not in [cause.code for cause in find(view)]
+
+
+def test_a_status_of_another_form_says_nothing_of_pods_elsewhere() -> None:
+    for status in ({"replicatedJobsStatus": 5}, {"jobsStatus": ["a", None]}):
+        job = sent()
+        job.job["status"] = status
+        assert not sent_view(job).runs_elsewhere
+
+
 def test_a_job_that_waits_for_another_cluster_is_in_its_queue() -> None:
     assert derive(sent_view(sent(suspend=True), cluster="")).phase == Phase.QUEUED
 
 
-def test_a_job_of_its_own_controller_is_not_elsewhere() -> None:
-    view = sent_view(sent("kubeflow.org/training-operator"))
+@pytest.mark.parametrize("manager", ["kubeflow.org/training-operator", "acme.io/controller"])
+def test_a_job_of_another_manager_is_not_elsewhere(manager: str) -> None:
+    view = sent_view(sent(manager))
     assert "SentToAnotherCluster" not in [cause.code for cause in find(view)]
 
 

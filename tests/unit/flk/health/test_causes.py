@@ -281,6 +281,14 @@ def test_events_that_repeat_the_cause_are_left_out() -> None:
     ]
 
 
+def test_an_event_of_another_pod_than_the_cause_s_does_not_repeat_it() -> None:
+    job = JobBuilder().pod(0).ended(1, 3).condition("Failed")
+    job.pod(2, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    job.event("FailedMount", "MountVolume.SetUp failed: stale NFS handle", "Pod", "gpt-worker-2")
+    shown = [other.text for other in diagnose(job.view()).others]
+    assert "event of Pod gpt-worker-2: FailedMount: MountVolume.SetUp failed: stale NFS handle" in shown
+
+
 def test_a_name_with_the_name_of_another_pod_in_it() -> None:
     """The event about worker-12 says nothing of worker-1."""
     job = JobBuilder(replicas=13).all("pod")

@@ -473,7 +473,7 @@ def test_a_job_that_another_cluster_runs_says_where_its_logs_are(fake: Any, clie
     line = next(said)
     said.close()
     assert line.note
-    assert "job gpt is running: SentToAnotherCluster: kueue.x-k8s.io/multikueue has another cluster run" in line.text
+    assert "job gpt is running: SentToAnotherCluster: Kueue (MultiKueue) has another cluster run" in line.text
 
 
 def test_lines_know_their_rank_pod_time_and_attempt(fake: Any, client: JobClient) -> None:

@@ -301,6 +301,8 @@ def test_a_restart_is_as_old_as_the_loss_of_the_pod() -> None:
     job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55)])
     assert (job.state().phase, job.state().since) == (Phase.RESTARTING, None)  # and not the age of the job
     assert job.state().message == "it waits for gpt-worker-1 to run again"
+    job.record = JobRecord("succeeded", 0, attempts=[Attempt(0, NOW - 55)])
+    assert job.state().message == ""  # the pod ends, and nobody waits for it
 
 
 def killed_container() -> JobBuilder:
