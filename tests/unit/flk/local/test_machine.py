@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from flk.errors import UsageError
 from flk.local import run
 from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cpus, shares
 from flk.spec.job import Job, validated
+from flk.spec.parts import HUB_MODULE
+from flk_runtime.contract import pod_env
 from flk_runtime.contract.pod_layout import VISIBLE_GPUS
 
 
@@ -144,3 +147,15 @@ def test_the_runtime_of_the_client_precedes_the_users_module_path(
     else:
         monkeypatch.setenv("PYTHONPATH", given)
     assert launcher_variables(job, tmp_path, tmp_path, (sys.executable, "/client"))["PYTHONPATH"] == expected
+
+
+@pytest.mark.parametrize(
+    ("diloco", "hub"), [(None, r"127\.0\.0\.1:\d+"), ({"hub": "hub.example:29500"}, r"hub\.example:29500")]
+)
+def test_workers_of_diloco_meet_at_the_hub_of_this_job_or_of_another(
+    tmp_path: Path, diloco: dict[str, str] | None, hub: str
+) -> None:
+    job = validated({"command": "train.py", "name": "gpt", "strategy": "diloco", "replicas": 2, "diloco": diloco or {}})
+    values = launcher_variables(job, tmp_path, tmp_path, (sys.executable, ""))
+    assert re.fullmatch(hub, values[pod_env.SERVICE_ADDRESS])
+    assert values.get(pod_env.SERVICE) == (None if diloco else HUB_MODULE)
