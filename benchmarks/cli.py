@@ -137,7 +137,7 @@ def ended_pod(index: int, job_uid: str) -> dict[str, Any]:
 
 
 def discovery() -> dict[str, dict[str, Any]]:
-    """The aggregated discovery of a server that serves PyTorchJobs, as Kubernetes answers since 1.26.
+    """The aggregated discovery of a server that serves PyTorchJobs, as Kubernetes answers since 1.30.
 
     kubectl asks for it once, and keeps it in files; so does flk.
     """

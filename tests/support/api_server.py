@@ -59,7 +59,7 @@ def _metadata_of(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "kind": "PartialObjectMetadataList", "items": items}
 
 
-DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"  # type of answers
+DISCOVERY_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
 def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ class FakeApiServer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         handler.send_response_only(status)  # without a Date, which a test may send itself
         discovery = isinstance(body, dict) and body.get("kind") == "APIGroupDiscoveryList"
-        form = {"Content-Type": DISCOVERY} if discovery else {}  # kubectl reads another form without it
+        form = {"Content-Type": DISCOVERY_TYPE} if discovery else {}  # kubectl reads another form without it
         for key, value in (({"Date": self.date} if self.date else {}) | form | (headers or {})).items():
             handler.send_header(key, value)
         handler.send_header("Content-Length", str(len(data)))

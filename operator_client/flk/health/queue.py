@@ -283,7 +283,7 @@ def _sent_elsewhere(view: JobView) -> Found | None:
         f"{'submit it there' if lacking else 'give commands'}, with the --context of {where}",
         [Evidence(view.subject, MULTIKUEUE, view.target.suspend_path.replace("suspend", "managedBy"), view.created)],
         since=max([view.created, *(timestamp(each.get("lastTransitionTime")) for each in admitted)]),
-        resolves_itself=None if lacking else True,
+        resolves_itself=not lacking,
         exit_code=ExitCode.INFRASTRUCTURE if view.failed else None,
     )
 
@@ -380,6 +380,7 @@ CAUSES: Final = (
         "SentToAnotherCluster",
         _sent_elsewhere,
         grace=60,
+        cured_by="the other cluster",
         awaits="the cluster to which MultiKueue has sent the job",
     ),
     Cause(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
@@ -27,14 +27,10 @@ T = TypeVar("T")
 def first_that_fits(client: JobClient, job: Job, render: Callable[[Job], T]) -> T:
     """Return what ``render`` makes of the job with the first target and gang that can express it.
 
-    ``render`` raises UsageError where a target cannot express the job. If none can, the first error is raised. Of an
-    elastic job in no queue, targets whose number of pods `flk scale` can change come first.
+    ``render`` raises UsageError where a target cannot express the job. If none can, the first error is raised.
     """
     refusals: list[UsageError] = []
-    names: Iterable[str] = targets(client, job.target, job.queue)
-    if job.elastic and not job.queue:
-        names = sorted(names, key=lambda name: not TARGETS[name].scalable)
-    for name in names:
+    for name in targets(client, job.target, job.queue, elastic=job.elastic is not None):
         try:
             return render(with_gang(client, job.changed(target=name)))
         except UsageError as error:
@@ -42,17 +38,20 @@ def first_that_fits(client: JobClient, job: Job, render: Callable[[Job], T]) -> 
     raise refusals[0]
 
 
-def targets(client: JobClient, target: str | None, queue: str | None) -> Iterator[str]:
+def targets(client: JobClient, target: str | None, queue: str | None, *, elastic: bool = False) -> Iterator[str]:
     """Yield the target; where it is left to the cluster, each one that can be used, the best first.
 
     A TrainJob needs flk's runtime. A job with a queue needs a kind that Kueue manages, as far as its configuration may
-    be read. The last resort is a Job of Kubernetes.
+    be read. For an elastic job without a queue, kinds whose number of pods `flk scale` can change come first. The last
+    resort is a Job of Kubernetes.
     """
     if target not in (None, AUTO):
         yield target
         return
     managed = _managed(client) if queue else []
     usable = [name for name, adapter in TARGETS.items() if not managed or adapter.framework in managed]
+    if elastic and not queue:
+        usable.sort(key=lambda name: not TARGETS[name].scalable)
     client.api.ask_what_is_served()
     for name in dict.fromkeys([*usable, _LAST]):
         if name == _LAST or (client.api.serves(RESOURCES[name]) and (name != "trainjob" or _has_runtime(client))):

@@ -1,7 +1,7 @@
 """What flk knows of hardware: presets for the network between GPUs, and the labels of nodes that say their GPUs' type.
 
-The data is ``hardware.json`` beside this module. A preset for one cloud does
-not fit another, so each names the source of its values. The environment and the patch of a job override every value.
+The data is ``hardware.json`` beside this module. A preset for one cloud does not fit another, so each names the source
+of its values. The environment and the patch of a job override every value.
 """
 
 from __future__ import annotations

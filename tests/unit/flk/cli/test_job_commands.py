@@ -187,6 +187,7 @@ def test_logs_hide_control_characters(with_log: Any, run: Run) -> None:
 def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
     JobBuilder(40).all("pod").add_to(fake)
     assert "and 39 more pods" in run("status", "gpt")[1]
+    assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
 
 
 def test_status_and_top_show_failed_pods_first_where_not_all_are_shown(fake: Any, run: Run) -> None:
@@ -198,7 +199,6 @@ def test_status_and_top_show_failed_pods_first_where_not_all_are_shown(fake: Any
     lines = job_lines(TopData(job.state(), NOW), 120)
     assert any(line.text.startswith("gpt-worker-50") for line in lines)
     assert not any("POD" in line.text for line in job_lines(TopData(replace(job.state(), pods=[]), NOW), 120))
-    assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
 
 
 def test_status_does_not_print_control_characters(fake: Any, run: Run) -> None:
