@@ -95,14 +95,17 @@ def made(folder: Path, hint: str) -> Path:
 def memory() -> Iterator[dict[str, str]]:
     """A folder in memory for the checkpoints of one run, as a variable for the launchers, where there is such a place.
 
-    It is locked while the run lasts. Folders of runs that were killed are removed.
+    It is locked while the run lasts. Folders of runs that were killed are removed, but for empty ones: such a one may
+    belong to a run that is about to lock it.
     """
     if not os.access(_SHM, os.W_OK):
         yield {}
         return
     for left in _SHM.glob(f"{_MEMORY_PREFIX}*"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if os.listdir(left):
+                with _locked(left):
+                    shutil.rmtree(left, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=_SHM, ignore_cleanup_errors=True) as folder,
         _locked(Path(folder)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from flk.errors import UsageError
+from flk.local import places
 from flk.local.machine import launcher_variables
-from flk.local.places import checkpoints_of_this_run, packages_folder
+from flk.local.places import checkpoints_of_this_run, memory, packages_folder
 from flk.spec.job import validated
 
 
@@ -56,3 +58,28 @@ def test_two_runs_of_one_machine_do_not_save_in_one_folder(tmp_path: Path) -> No
                 pass
     with checkpoints_of_this_run(first, tmp_path):
         pass
+
+
+def test_the_memory_of_killed_runs_is_freed_and_that_of_others_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of a run that has made its folder and has not locked it yet."""
+    monkeypatch.setattr(places, "_SHM", tmp_path)
+    killed = tmp_path / "flk-run-killed"
+    killed.mkdir()
+    (killed / "shard").touch()
+    lock = places._locked
+    monkeypatch.setattr(places, "_locked", lambda folder: lock(folder) if folder == killed else begin_both(folder))
+
+    def begin_both(folder: Path) -> contextlib.AbstractContextManager[None]:
+        monkeypatch.setattr(places, "_locked", lock)
+        with memory():
+            return lock(folder)
+
+    with memory() as first:
+        assert not killed.exists()
+        [of_first] = map(Path, first.values())
+        (of_first / "shard").touch()
+        with memory():
+            assert [*tmp_path.glob("*/*")] == [of_first / "shard"]
+    assert not any(tmp_path.iterdir())
