@@ -3,13 +3,13 @@
     python benchmarks/failures.py [--rounds 10] [--steps 300] [--ranks 8] [--milliseconds 100] [--only flk]
 
 Two launchers with half of the ranks each make short steps, and so do their peers: torchrun with a checkpoint of torch's
-DCP in memory every 10 steps, ft_launcher of nvidia-resiliency-ext 0.4.1 with the same, and torchft 0.2.0, where each
-rank is a replica by itself; these are installed into the user's cache folder if that is possible. flk saves in the
-memory of the launchers in every step. Ten rounds of 300 steps are 3,000 steps of each case. Once nothing fails. Once a
-rank is killed in every 100 steps. Once also a launcher is killed in every 300 steps, with all its ranks and what its
-memory holds; each of them may be it, the leader too. It starts again at once, and so does a launcher that ends because
-of it, as an operator would do it. The moment of each kill is uniform over its 100 or 300 steps, so that it has no place
-in the peers' interval between two checkpoints.
+DCP in memory every 10 steps, ft_launcher of nvidia-resiliency-ext 0.4.1 and 0.7.0 with the same, and torchft 0.2.0,
+where each rank is a replica by itself; these are installed into the user's cache folder if that is possible. flk saves
+in the memory of the launchers in every step. Ten rounds of 300 steps are 3,000 steps of each case. Once nothing fails.
+Once a rank is killed in every 100 steps. Once also a launcher is killed in every 300 steps, with all its ranks and what
+its memory holds; each of them may be it, the leader too. It starts again at once, and so does a launcher that ends
+because of it, as an operator would do it. The moment of each kill is uniform over its 100 or 300 steps, so that it has
+no place in the peers' interval between two checkpoints.
 Goals: at most 1.02 times the time without failures with killed ranks, at most 1.05 times with both, no training that
 does not come to its end, and the same loss in each step, to the bit. torchft trains with fewer replicas after a loss,
 so that its losses are not compared.
@@ -50,7 +50,7 @@ STEP_LIMIT, FAULT_LIMIT = 1.0, 60.0  # seconds that a step and a fault may take 
 # The peers, and whether this machine has them, or can get them.
 PEERS: Final[dict[str, Callable[[], bool]]] = {
     "torchrun": lambda: True,
-    "ft_launcher": lambda: bool(launch.resiliency_folder()),
+    **{name: partial(lambda each: bool(each.folder()), each) for name, each in launch.FT_LAUNCHERS.items()},
     "torchft": lambda: bool(launch.packages_folder(TORCHFT, TORCHFT_NEEDS)),
 }
 LIGHTHOUSE = (
@@ -97,8 +97,8 @@ class Job:
         self._memory = [folder / f"memory.{index}" for index in range(LAUNCHERS)]
         keeper = "flk" if name == "flk" else "dcp"
         script = [LOOP, str(sizes.steps), str(sizes.milliseconds), keeper]
-        starters = {"flk": launch.flk, "torchrun": launch.torchrun, "ft_launcher": launch.ft_launcher}
-        self._processes = starters[name](script, sizes.ranks, LAUNCHERS, RESTARTS)
+        launchers: dict[str, launch.Launcher] = {"flk": launch.flk, "torchrun": launch.torchrun, **launch.FT_LAUNCHERS}
+        self._processes = launchers[name](script, sizes.ranks, LAUNCHERS, RESTARTS)
         if name == "flk":
             self._processes = [
                 launch.Process(each.command, {**each.variables, pod_env.MEMORY_ROOT: str(memory)})

@@ -24,8 +24,7 @@ THREADS: Final = {"OMP_NUM_THREADS": "1"}  # the ranks share the cores of one ma
 # is kept. 32 MiB is the largest limit of a block that all versions of glibc take.
 MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that ranks write their measurements to
-RESILIENCY: Final = "nvidia-resiliency-ext==0.4.1"
-# Its dependencies except torch, which is not installed a second time.
+# What nvidia-resiliency-ext needs except torch, which is not installed a second time.
 RESILIENCY_NEEDS: Final = ("defusedxml", "nvidia-ml-py", "packaging", "psutil>=6", "pynvml>=12", "pyyaml")
 
 
@@ -66,13 +65,39 @@ def torchrun(script: Sequence[str], ranks: int, launchers: int = 1, restarts: in
     return _elastic(["torch.distributed.run"], {}, script, ranks, launchers, restarts)
 
 
-def ft_launcher(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
-    """ft_launcher of nvidia-resiliency-ext, with its defaults but for the store, see `torchrun`."""
-    folder = resiliency_folder()
-    assert folder is not None, "check resiliency_folder() before"
-    path = with_packages(folder)
-    module = ["nvidia_resiliency_ext.fault_tolerance.launcher", "--ignore-missing-fault-tol-cfg"]
-    return _elastic(module, {"PYTHONPATH": path}, script, ranks, launchers, restarts)
+@dataclass(frozen=True)
+class FtLauncher:
+    """ft_launcher of a release of nvidia-resiliency-ext, with its defaults but for the store, see `torchrun`."""
+
+    release: str
+    no_configuration: str  # its option that takes the defaults
+    pip: tuple[str, ...] = ()  # options for its wheel
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
+        """Return what starts the ranks."""
+        folder = self.folder()
+        assert folder is not None, "check folder() before"
+        module = ["nvidia_resiliency_ext.fault_tolerance.launcher", self.no_configuration]
+        variables = {"PYTHONPATH": with_packages(folder), **self.variables}
+        return _elastic(module, variables, script, ranks, launchers, restarts)
+
+    def folder(self) -> Path | None:
+        """The folder with the package, see `packages_folder`."""
+        return packages_folder(f"nvidia-resiliency-ext=={self.release}", RESILIENCY_NEEDS, self.pip)
+
+
+FT_LAUNCHERS: Final = {
+    "ft_launcher": FtLauncher("0.4.1", "--ignore-missing-fault-tol-cfg"),
+    # Its wheels are for Python 3.12 and glibc 2.39 or newer, for the sake of a module that profiles kernels of GPUs;
+    # ft_launcher is Python. It takes two launchers on one machine for a mistake unless it is told of them.
+    "ft_launcher 0.7.0": FtLauncher(
+        "0.7.0",
+        "--ft-ignore-missing-cfg",
+        ("--only-binary=:all:", "--python-version=3.12", "--platform=manylinux_2_39_x86_64"),
+        {"NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE": "1"},
+    ),
+}
 
 
 def _elastic(
@@ -114,20 +139,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def resiliency_folder() -> Path | None:
-    """The folder with nvidia-resiliency-ext, see `packages_folder`."""
-    return packages_folder(RESILIENCY, RESILIENCY_NEEDS)
-
-
 def with_packages(folder: Path) -> str:
     """PYTHONPATH with the packages in a folder."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 @functools.cache
-def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
+def packages_folder(peer: str, needs: tuple[str, ...], pip_options: tuple[str, ...] = ()) -> Path | None:
     """The folder with a peer and its dependencies except torch, installed on the first call.
 
+    ``pip_options`` are for the peer alone.
     It lies in the user's cache folder and is found through PYTHONPATH, so that the environment of flk stays as it is.
     Returns None, and prints a line on stderr, if the installation fails.
     """
@@ -139,7 +160,7 @@ def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
     with tempfile.TemporaryDirectory(dir=cache) as name:
         target = Path(name) / "packages"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
-        for command in ([*pip, "--no-deps", peer], [*pip, *needs]):
+        for command in ([*pip, "--no-deps", *pip_options, peer], [*pip, *needs]):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

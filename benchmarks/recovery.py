@@ -2,10 +2,11 @@
 
     python benchmarks/recovery.py [--rounds 8] [--ranks 4]
 
-The same script runs under flk's launcher, under torchrun, and under ft_launcher of nvidia-resiliency-ext 0.4.1, which
-is installed into the user's cache folder if that is possible. There is one launcher with all ranks, and then there are
-two launchers with half of the ranks each. torchrun and ft_launcher run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
-without which the restarts of torch 2.13 do not recover. Goal: at most a tenth of the time of each of them.
+The same script runs under flk's launcher, under torchrun, and under ft_launcher of nvidia-resiliency-ext 0.4.1 and
+0.7.0, which are installed into the user's cache folder if that is possible. There is one launcher with all ranks, and
+then there are two launchers with half of the ranks each. torchrun and ft_launcher run with
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which the restarts of torch 2.13 do not recover. Goal: at most a tenth of
+the time of each of them.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = measure.Report("recovery", arguments)
     peers: dict[str, launch.Launcher] = {"torchrun": launch.torchrun}
-    if launch.resiliency_folder():
-        peers["ft_launcher"] = launch.ft_launcher
+    peers |= {name: launcher for name, launcher in launch.FT_LAUNCHERS.items() if launcher.folder()}
     everyone = {"flk": launch.flk, **peers}
     for launchers in (1, 2):
         measure.progress(f"{arguments.ranks} ranks, {launchers} launchers")
