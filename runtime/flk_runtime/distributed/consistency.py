@@ -121,7 +121,8 @@ def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | No
     extremes = torch.cat((sums, -sums))
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
     differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
-    dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
+    if group is not None and group.size() < dist.get_world_size():
+        dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
     return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
 
 
