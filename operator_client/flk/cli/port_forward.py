@@ -79,14 +79,13 @@ def _listen(local: int, remote: int) -> socket.socket:
 def _forward(access: Access, target: RequestTarget, port: int, connection: socket.socket) -> None:
     from flk.kube.sockets import PodConnection
 
-    try:
-        forwarding = Forwarding(connection, PodConnection(access, target, port))
-    except FlkError as error:
-        connection.close()
-        print_error(error)
-        return
-    threading.Thread(target=forwarding.send, daemon=True).start()
-    forwarding.receive()
+    with connection, contextlib.suppress(OSError):  # the program on this machine has closed its end
+        try:
+            forwarding = Forwarding(connection, PodConnection(access, target, port))
+            threading.Thread(target=forwarding.send, daemon=True).start()
+            forwarding.receive()
+        except FlkError as error:
+            print_error(error)
 
 
 def _ports(text: str) -> tuple[int, int]:
@@ -119,15 +118,13 @@ class Forwarding:
         self._pod.close()
 
     def receive(self) -> None:
-        """Send the pod's bytes to the client."""
+        """Send the pod's bytes to the client, and end its connection. Raises FlkError, and OSError if it has done so."""
         try:
             while data := self._pod.receive():
                 self._received += len(data)
                 self._connection.sendall(data)
-        except FlkError as error:
-            print_error(error)
-        except OSError:
-            pass  # the program on this machine has closed its connection
         finally:
             self._ended.set()
-            self._connection.close()
+            # Closed alone, it would stay open as long as the other thread waits for bytes of the client.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)

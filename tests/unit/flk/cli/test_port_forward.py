@@ -29,24 +29,28 @@ class Pod:
         return self.answers.get(timeout=60)
 
 
-def test_a_client_that_has_sent_everything_gets_its_answer() -> None:
+@pytest.mark.parametrize("sends_more", [False, True])
+def test_a_client_gets_the_whole_answer_and_its_end(sends_more: bool) -> None:
+    """One that has sent everything, and one that might send more, while the other thread waits for that."""
     client, connection = socket.socketpair()
+    client.settimeout(20)
     pod: Any = Pod()
     forwarding = Forwarding(connection, pod)
-    sending = threading.Thread(target=forwarding.send)
+    sending = threading.Thread(target=forwarding.send, daemon=True)
     client.sendall(b"question")
-    client.shutdown(socket.SHUT_WR)
+    if not sends_more:
+        client.shutdown(socket.SHUT_WR)
     sending.start()
     assert pod.got.get(timeout=60) == b"question"
     assert not pod.closed.wait(0.1)
     pod.answers.put(b"answer")
     pod.answers.put(b"")
-    forwarding.receive()
-    assert client.recv(100) == b"answer"
-    assert client.recv(100) == b""
-    sending.join(60)
+    with client, connection:
+        forwarding.receive()
+        assert client.recv(100) == b"answer"
+        assert client.recv(100) == b""
+        sending.join(60)
     assert pod.closed.is_set()
-    client.close()
 
 
 def test_several_ports(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
