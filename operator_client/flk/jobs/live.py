@@ -46,10 +46,10 @@ class LiveJob:
     @property
     def outage(self) -> str:
         """A line about an API server that does not answer; empty if it does."""
-        if self._outage is None:
+        outage = self._outage  # which the threads change
+        if outage is None:
             return ""
-        since, error = self._outage
-        return f"no answer for {time.monotonic() - since:.0f} s, this is the last one: {error}"
+        return f"no answer for {time.monotonic() - outage[0]:.0f} s, this is the last one: {outage[1]}"
 
     def _follow(self) -> None:
         try:

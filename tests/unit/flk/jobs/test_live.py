@@ -50,11 +50,18 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(live: Callable[..., LiveJob
     job = live(refuse)
     job.start()
     try:
-        until(lambda: job.outage and job.missing, "the outage is seen", seconds=20)
+        told = until(lambda: job.missing and job.outage, "the outage is seen", seconds=20)
     finally:
         job.close()
-    assert job.outage.endswith("this is the last one: connection refused")
+    assert told.endswith("this is the last one: connection refused")
     assert job.state.name == "gpt"
+
+
+def test_an_outage_may_end_while_it_is_told(live: Callable[..., LiveJob]) -> None:
+    """The threads go on while the line is made."""
+    job, seen = live(), iter([(0.0, "connection refused"), None])
+    job.__class__ = type("Changing", (LiveJob,), {"_outage": property(lambda _: next(seen))})
+    assert job.outage.endswith("this is the last one: connection refused")
 
 
 @pytest.mark.parametrize("news", [ApiError("the pod is gone"), State])
