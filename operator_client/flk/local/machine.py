@@ -31,11 +31,12 @@ from flk_runtime.contract.pod_layout import VISIBLE_GPUS, gpu_names
 from flk_runtime.contract.quantities import plural
 
 
-def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str, str]) -> dict[str, str]:
+def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str, str], port: int) -> dict[str, str]:
     """Return the variables that all launchers share: the shell's, except those that another launcher has set.
 
     ``folder`` and ``python`` are as in `LocalRun` and `interpreter`. What the launchers keep in ``scratch``
-    goes with the run. Raises UsageError for what a pod would have from the cluster and this machine lacks.
+    goes with the run. ``port`` is for the hub of DiLoCo's workers. Raises UsageError for what a pod would have from
+    the cluster and this machine lacks.
     """
     values = {k: v for k, v in os.environ.items() if not user_env.is_reserved(k) or k == "PYTHONUNBUFFERED"}
     missing = [name for name in job.secrets if name not in values]
@@ -51,7 +52,7 @@ def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str,
         else Decimal(os.cpu_count() or 1) / job.created_pods
     )
     values |= {
-        **_outer_rendezvous(job),
+        **_outer_rendezvous(job, port),
         pod_env.POD_IP: "127.0.0.1",
         pod_env.JOB_UID: secrets.token_hex(16),
         pod_env.RDZV_SECRET: secrets.token_hex(16),
@@ -71,8 +72,11 @@ def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str,
     return values | ({"PYTHONPATH": path} if path else {})
 
 
-def _outer_rendezvous(job: Job) -> dict[str, str]:
-    """Return the variables that say where DiLoCo's workers meet: at this job's hub or at another job's."""
+def _outer_rendezvous(job: Job, port: int) -> dict[str, str]:
+    """Return the variables that say where DiLoCo's workers meet: at this job's hub, at ``port``, or at another job's.
+
+    Sites find each other at the port that pods have.
+    """
     if job.strategy != DILOCO:
         return {}
     diloco = job.diloco
@@ -85,20 +89,23 @@ def _outer_rendezvous(job: Job) -> dict[str, str]:
     given: dict[str, str] = {pod_env.SERVICE_SECRET: secret} if secret else {}
     if diloco and diloco.hub:
         return {pod_env.SERVICE_ADDRESS: diloco.hub, **given}
-    port = str(pod_layout.SERVICE_PORT if secret else free_port())
+    port = pod_layout.SERVICE_PORT if secret else port
     return {pod_env.SERVICE_ADDRESS: f"127.0.0.1:{port}", pod_env.SERVICE: HUB_MODULE, **given}
 
 
-def free_port() -> int:
-    """Return a free port for the launcher of pod 0.
+def free_ports(count: int) -> list[int]:
+    """Return free ports, each another one, for what serves in a run: launchers and a hub.
 
-    It is below net.ipv4.ip_local_port_range, so that no connection takes it before the launcher listens or restarts.
+    They are below net.ipv4.ip_local_port_range, so that no connection takes one before a launcher listens or restarts.
     """
-    while True:
-        port = random.randrange(20_000, 32_768)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    return [port for port in random.sample(range(20_000, 32_768), count + 100) if _is_free(port)][:count]
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 _WSL = Path("/dev/dxg")  # the device of all GPUs where Linux runs in Windows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -101,11 +102,10 @@ def memory() -> Iterator[dict[str, str]]:
     if not os.access(_SHM, os.W_OK):
         yield {}
         return
-    for left in _SHM.glob(f"{_MEMORY_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if os.listdir(left):
-                with _locked(left):
-                    shutil.rmtree(left, ignore_errors=True)
+    # Not Path.glob: it raises when a folder is removed meanwhile.
+    for left in {os.path.dirname(path) for path in glob.glob(f"{_SHM}/{_MEMORY_PREFIX}*/*")}:
+        with contextlib.suppress(OSError), _locked(Path(left)):
+            shutil.rmtree(left, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=_SHM, ignore_cleanup_errors=True) as folder,
         _locked(Path(folder)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from flk.errors import UsageError
 from flk.local import run
-from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cpus, shares
+from flk.local.machine import count_gpus, free_ports, interpreter, launcher_variables, on_cpus, shares
 from flk.spec.job import Job, validated
 from flk.spec.parts import HUB_MODULE
 from flk_runtime.contract import pod_env
@@ -146,16 +145,20 @@ def test_the_runtime_of_the_client_precedes_the_users_module_path(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", given)
-    assert launcher_variables(job, tmp_path, tmp_path, (sys.executable, "/client"))["PYTHONPATH"] == expected
+    assert launcher_variables(job, tmp_path, tmp_path, (sys.executable, "/client"), 1)["PYTHONPATH"] == expected
 
 
 @pytest.mark.parametrize(
-    ("diloco", "hub"), [(None, r"127\.0\.0\.1:\d+"), ({"hub": "hub.example:29500"}, r"hub\.example:29500")]
+    ("diloco", "hub"), [(None, "127.0.0.1:20100"), ({"hub": "hub.example:29500"}, "hub.example:29500")]
 )
 def test_workers_of_diloco_meet_at_the_hub_of_this_job_or_of_another(
     tmp_path: Path, diloco: dict[str, str] | None, hub: str
 ) -> None:
     job = validated({"command": "train.py", "name": "gpt", "strategy": "diloco", "replicas": 2, "diloco": diloco or {}})
-    values = launcher_variables(job, tmp_path, tmp_path, (sys.executable, ""))
-    assert re.fullmatch(hub, values[pod_env.SERVICE_ADDRESS])
+    values = launcher_variables(job, tmp_path, tmp_path, (sys.executable, ""), 20_100)
+    assert values[pod_env.SERVICE_ADDRESS] == hub
     assert values.get(pod_env.SERVICE) == (None if diloco else HUB_MODULE)
+
+
+def test_the_workers_and_the_hub_of_a_run_have_ports_of_their_own() -> None:
+    assert len({*free_ports(1000)}) == 1000

@@ -38,7 +38,7 @@ def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(python))
     needy = validated({"command": "t.py", "name": "n", "requirements": "r.txt"})
     with pytest.raises(UsageError) as caught:
-        launcher_variables(needy, tmp_path, tmp_path, (str(python), ""))
+        launcher_variables(needy, tmp_path, tmp_path, (str(python), ""), 1)
     assert (str(caught.value).endswith(" cannot be made (Not a directory)"), caught.value.hint) == (
         True,
         "set XDG_CACHE_HOME to a folder that you can write",
