@@ -52,11 +52,8 @@ class Cases:
     def run(self, request: dict[str, Any], command: list[str], variables: dict[str, str]) -> Ended:
         """Run ``command``, a script, by `flk_plan.bench.script` with this request. Collective."""
         self._number += 1
-        name = f"port-{self._number}"
-        if self._info.rank == 0:
-            self._store.set(name, str(host.free_ports(1)[0]))
-        self._store.wait([name], timedelta(seconds=self._timeout))
-        environment = trial.trial_environment() | variables | {"MASTER_PORT": self._store.get(name).decode()}
+        (port,), *_ = self.gather(f"port-{self._number}", host.free_ports(1))
+        environment = trial.trial_environment() | variables | {"MASTER_PORT": str(port)}
         failed = f"failed-{self._number}"
         with tempfile.TemporaryDirectory(prefix="flk-") as folder:
             result, output = Path(folder, "result.json"), Path(folder, "output")

@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import math
 import os
+import random
 import re
 import resource
 import select
@@ -123,12 +124,20 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of this container that are free now, each another one."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """TCP ports of this container that are free now, each another one.
+
+    They are below net.ipv4.ip_local_port_range: another process that connects, or listens at any port, takes none of
+    them before it is used.
+    """
+    chosen = random.SystemRandom().sample(range(20_000, 32_768), count + 100)  # not by the script's generator
+    return [port for port in chosen if _is_free(port)][:count]
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def is_loopback(address: str) -> bool:
