@@ -118,7 +118,7 @@ class Forwarding:
         self._pod.close()
 
     def receive(self) -> None:
-        """Send the pod's bytes to the client, and end its connection. Raises FlkError, and OSError if it has done so."""
+        """Send the pod's bytes to the client, and end its connection. Raises FlkError, and OSError if it has."""
         try:
             while data := self._pod.receive():
                 self._received += len(data)

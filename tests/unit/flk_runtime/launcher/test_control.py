@@ -53,8 +53,11 @@ def test_a_question_that_the_leader_does_not_answer_keeps_nothing(
 ) -> None:
     """The leader may be lost. An answer that comes later goes to nobody."""
     monkeypatch.setattr(module, "_TIMEOUT", 0.1)
-    with asked.ask(b"metrics\n") as connection:
-        assert connection.recv(1) == b""
+    asker, asked_by = socket.socketpair()
+    with asker:
+        asker.sendall(b"metrics\n")
+        asked.control._serve(asked_by)
+        assert asker.recv(1) == b""
     assert asked.control._answers == {}
     asked.control.answer(asked.askers.get(timeout=30), {})
 

@@ -108,7 +108,7 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_closed(
     address, _ = taken(start)
     greeting = Session("s", ["gpt"], serves=False).greeting
     with socket.create_connection(address) as slow:
-        slow.settimeout(0.01)
+        slow.settimeout(0.05)  # all of its greeting would take two seconds
         left = iter(greeting)
         with contextlib.suppress(ConnectionError):
             while True:

@@ -91,11 +91,12 @@ def test_initialized_cuda_in_torch_makes_a_fork_unsafe(process: Path, monkeypatc
 
 def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) -> None:
     """A signal to the group that follows at once reaches the rank."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
     server = forkserver.ForkServer.start(fork=False)
     read, write = os.pipe()
     try:
         for _ in range(20):
-            pid = server.launch(["missing.py"], {}, str(tmp_path), write, write, write)
+            pid = server.launch(["train.py"], {}, str(tmp_path), write, write, write)
             assert os.getpgid(pid) == pid
             os.killpg(pid, signal.SIGKILL)
             assert server.ended() == forkserver.Exited(pid, signal.SIGKILL)

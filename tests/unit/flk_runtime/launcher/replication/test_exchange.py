@@ -20,6 +20,7 @@ from flk_runtime.launcher.replication.store import AttemptEndedError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile
 from flk_runtime.wire import VersionError
+from tests.support.ports import held_ports
 
 SETTINGS = Settings(("train.py",), pods=3, secret="secret", lease=10.0)
 SHARD = ShardId(CheckpointId("first", 1, 2, 1), 0)
@@ -69,9 +70,11 @@ def fetcher(store: ShardStore, ports: dict[int, int], lease: float = 10.0) -> Fe
     return Fetcher(settings, store, lambda pod: ("127.0.0.1", ports[pod]))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with held_ports() as hold:
+        yield hold()
 
 
 def damaged(folder: Path) -> ShardStore:
@@ -84,10 +87,12 @@ def damaged(folder: Path) -> ShardStore:
     return held
 
 
-def test_holders_are_asked_in_turn(store: ShardStore, tmp_path: Path, serve: Callable[..., int]) -> None:
+def test_holders_are_asked_in_turn(
+    store: ShardStore, tmp_path: Path, serve: Callable[..., int], free_port: int
+) -> None:
     """One is gone, one has not the shard, one has a damaged one, and the last has it."""
     ports = {
-        1: free_port(),
+        1: free_port,
         2: serve(ShardStore(tmp_path / "empty", 1 << 30)),
         3: serve(damaged(tmp_path / "damaged")),
         4: serve(holding(tmp_path / "good")),
@@ -99,20 +104,20 @@ def test_holders_are_asked_in_turn(store: ShardStore, tmp_path: Path, serve: Cal
 
 
 def test_a_holder_that_comes_back_is_asked_again(
-    store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    held, port, tries = holding(tmp_path / "good"), free_port(), []
+    held, tries = holding(tmp_path / "good"), []
     connect = exchange.connect
 
     def counted(*arguments: object) -> object:
         tries.append(arguments)
         if len(tries) == 3:
-            serve(held, port)
+            serve(held, free_port)
         return connect(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exchange, "connect", counted)
     monkeypatch.setattr(exchange, "_RETRY", (0.0, 0.0))
-    fetcher(store, {1: port}).fetch(SHARD, [1])
+    fetcher(store, {1: free_port}).fetch(SHARD, [1])
     assert len(tries) == 3
     assert store.shards() == [SHARD]
 
@@ -143,7 +148,7 @@ def test_nothing_is_said_of_a_shard_whose_last_holder_failed_after_its_attempt_h
     store: ShardStore, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     """It hung until the time of the lease was over, or had given the shard up for the next attempt."""
-    fetching = fetcher(store, {1: free_port()}, lease=0.0)
+    fetching = fetcher(store, {1: 1}, lease=0.0)
 
     def fail(*arguments: object) -> object:
         fetching.stop()
