@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def state_folder(states: Iterator[Path], cache_home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     monkeypatch.setattr("flk.kube.discovery.cache_folder", lambda: own)  # a port may have been another server's
     return own / "flk" / "jobs"
+
+
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """Local time is UTC, whatever it is on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

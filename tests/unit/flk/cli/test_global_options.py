@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,7 @@ def test_impersonation(fake: Any, run: Run, secure: None) -> None:
 
 def test_request_timeout(fake: Any, run: Run) -> None:
     fake.fail(hang=True, times=9)
-    began = time.monotonic()
     code, _, stderr = run("--request-timeout", "1s", "list")
     assert code == 1
-    assert "does not answer" in stderr
-    assert time.monotonic() - began < 5
+    assert "does not answer (tried 1 times in " in stderr  # for half a minute without it
     assert run("list", "--request-timeout", "soon")[0] == 2

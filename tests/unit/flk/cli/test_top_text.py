@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -25,14 +24,7 @@ from flk_runtime.contract.telemetry import (
 )
 from tests.support.jobs import NOW, JobBuilder
 
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def state(replicas: int = 4, processes: int = 2) -> State:

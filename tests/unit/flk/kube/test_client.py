@@ -157,7 +157,7 @@ def test_requests_end_soon_after_the_time_that_a_client_has(
     fake.fail(503, times=20)
     with pytest.raises(ApiError, match="tried"):
         every.with_deadline(seconds).call("list", ALL)
-    assert longest - 0.2 < waits[0] <= longest
+    assert longest - 2 < waits[0] <= longest
     assert pauses == [pause for pause in BACKOFFS if not seconds or pause < seconds]
     fake.faults.clear()
     every.call("list", ALL)

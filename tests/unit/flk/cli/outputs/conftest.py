@@ -71,6 +71,7 @@ def terminal(
     fake: FakeApiServer,
     kubeconfig: Path,
     secure: None,
+    utc: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Terminal:
