@@ -7,12 +7,12 @@ those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the rank says that it has the request
@@ -35,14 +35,17 @@ def main(text: str) -> None:
 
 
 def _connected(request: dict[str, Any]) -> socket.socket | None:
-    """A connection to the observer of the rank in the newest attempt, with its folder as the working folder."""
-    pattern = f"{request['folders']}/attempt_*/{request['local_rank']}/observer.socket"
-    for path in sorted(Path(tempfile.gettempdir()).glob(pattern), key=lambda each: each.stat().st_mtime, reverse=True):
+    """A connection to the observer of the rank in the newest attempt, with its folder as the working folder.
+
+    The launcher may remove the folders of former attempts meanwhile.
+    """
+    pattern = f"{tempfile.gettempdir()}/{request['folders']}/attempt_*/{request['local_rank']}/observer.socket"
+    for path in sorted(glob.glob(pattern), key=lambda each: int(each.split("/")[-3].rpartition("_")[2]), reverse=True):
         connection = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
-            os.chdir(path.parent)  # the path of a Unix socket has at most 107 bytes
+            os.chdir(os.path.dirname(path))  # the path of a Unix socket has at most 107 bytes
             connection.settimeout(_ANSWER_TIMEOUT)
-            connection.connect(path.name)
+            connection.connect(os.path.basename(path))
             return connection
         connection.close()
     return None
