@@ -92,9 +92,9 @@ def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: 
 @pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) -> None:
     job = train(3, FLK_MIN_PODS="2")
-    reached(job, 15)
+    job.until((job.folder / "checkpoint" / "latest").exists, "a checkpoint is stored")
     job.running[2].kill()
-    job.until(lambda: "2 of 3 ranks from step 10" in job.log(0), "the job goes on with two pods")
+    job.until(lambda: re.search("2 of 3 ranks from step [1-9]0", job.log(0)), "the job goes on with two pods")
     begin(job, only=2)
     assert job.wait() == [0, 0, 0], job.logs_of_all()
     steps = samples_by_step(job.folder)

@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,11 @@ def reach(job: Pods, step: int) -> None:
     job.until(done, f"all ranks do step {step}")
 
 
+def reach_save(job: Pods, step: int, save_every: int = 5) -> None:
+    """Wait until this pod and its partner hold the checkpoint after a step: ranks ask before they save the next one."""
+    reach(job, step + save_every + 1)
+
+
 def start(job: Pods, steps: int, save_every: int = 5, pause: float = 0.02, size: int = SIZE) -> None:
     job.start("train.py", str(steps), str(save_every), str(pause), str(size))
 
@@ -58,13 +63,13 @@ def start(job: Pods, steps: int, save_every: int = 5, pause: float = 0.02, size:
 @pytest.mark.promise("Checkpoints: A pod that is lost restores from the memory of its partner")
 def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root: Path) -> None:
     run = job(2, 2)
-    start(run, 40)
-    reach(run, 17)
+    start(run, 60)
+    reach_save(run, 10)
     os.kill(run.pid(0, 3), signal.SIGKILL)
     assert run.wait() == [0, 0], run.logs_of_all()
     first, second = begun(run)
     assert first == 0
-    assert second in (15, 20), run.logs_of_all()
+    assert second >= 10, run.logs_of_all()
     assert "no rank has saved" not in run.log(0)
     last = run.record().attempts[-1]
     assert (last.restored, last.restored_from) == (second, "memory")
@@ -82,15 +87,17 @@ def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, pause: float
 @pytest.mark.promise("Checkpoints: A pod that is lost restores from the memory of its partner")
 @pytest.mark.parametrize("victim", often((0,), [0, 2]))
 def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root: Path, victim: int) -> None:
-    run, pause = job(3), 0.1  # seconds of a step, so that a busy machine copies a checkpoint before the next one
-    start(run, 45, pause=pause)
-    reach(run, 12)
+    run = job(3)
+    start(run, 80)
+    reach_save(run, 10)
     delete_pods(run, root, victim)
-    restart(run, 45, victim, pause=pause)
-    reach(run, 32)
+    for path in run.folder.glob("step.*"):  # of the first attempt
+        path.unlink()
+    restart(run, 80, victim)
+    reach_save(run, 30)
     # Another one: the copies that the first pod held have been made anew.
     delete_pods(run, root, (victim + 1) % 3)
-    restart(run, 45, (victim + 1) % 3, pause=pause)
+    restart(run, 80, (victim + 1) % 3)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     steps = begun(run)
     assert len(steps) == 3
@@ -107,28 +114,31 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(job: Callable[..., Pods], root: Path) -> None:
     run = job(3, **{user_env.BACKOFF: "0"})
     start(run, 30, save_every=10, pause=0.1)
-    reach(run, 21)
+    run.until(lambda: sorted(rank for step, rank, _ in held(root) if step == 20) == [0, 0, 1, 1, 2, 2], "20 is copied")
     delete_pods(run, root, 1)
-    newest = 0
-    for path in root.glob("*/*.shard"):  # the only copies of the shards of rank 1
-        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory, contextlib.suppress(ShardError):
-            preamble = read_preamble(memory)
-            newest = max(newest, preamble.step)
-            if (preamble.step, preamble.rank) == (20, 1):
-                memory[DATA_BEGIN] ^= 1
+    (only,) = [path for step, rank, path in held(root) if (step, rank) == (20, 1)]
+    with open(only, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[DATA_BEGIN] ^= 1
     restart(run, 30, 1, save_every=10)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
-    assert newest == 20
     assert begun(run) == [0, 20, 10], run.logs_of_all()
     assert "the checkpoint in memory after step 20 could not be read: step 10 is restored" in run.log(0)
 
 
+def held(root: Path) -> Iterator[tuple[int, int, Path]]:
+    """Step and rank of each whole shard in the memory of the pods, and its file."""
+    for path in root.glob("*/*.shard"):
+        with contextlib.suppress(ShardError, FileNotFoundError):
+            preamble = read_preamble(path.read_bytes())
+            yield preamble.step, preamble.rank, path
+
+
 def test_partners_that_are_lost_together_start_the_training_again(job: Callable[..., Pods], root: Path) -> None:
     run = job(3)
-    start(run, 30)
+    start(run, 60)
     reach(run, 12)
     delete_pods(run, root, 1, 2)
-    restart(run, 30, 1, 2)
+    restart(run, 60, 1, 2)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     assert begun(run) == [0, 0]
     assert re.search(
@@ -140,11 +150,11 @@ def test_partners_that_are_lost_together_start_the_training_again(job: Callable[
 @pytest.mark.promise("Recovery: Launchers that all die go on with the attempts of the job")
 def test_a_killed_launcher_finds_the_shards_of_its_pod_again(job: Callable[..., Pods], root: Path) -> None:
     run = job(1, 2)
-    start(run, 40)
-    reach(run, 12)
+    start(run, 60)
+    reach_save(run, 10)
     run.running[0].kill()
     run.running[0].wait()
-    restart(run, 40, 0)
+    restart(run, 60, 0)
     assert run.wait() == [0], run.logs_of_all()
     assert begun(run)[1] >= 10
 
@@ -209,12 +219,11 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
         path.unlink()
     run = forked_pods(2, processes, script=preemption.TRAIN, **variables)
     run.start("train.py", "30", "0.05", "0")
-    reach(run, 12)
+    reach_save(run, 10)
     delete_pods(run, root, 1)
     run.start("train.py", "30", "0.05", "0", only=1)
     assert run.wait() == [0, 0], run.logs_of_all()
-    assert "flk: resumed at step 1" in run.log(0)
-    assert "from pod memory" in run.log(0)
+    assert re.search("flk: resumed at step [12][0-9] from pod memory", run.log(0)), run.log(0)
     last = run.record().attempts[-1]
     assert last.restored_from == "memory"
     assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]

@@ -23,7 +23,7 @@ GRACE = 60  # seconds
 def train(forked_pods: Callable[..., Pods], tmp_path: Path) -> Callable[..., Pods]:
     """Starts a job of several pods that trains with flk's library."""
 
-    def start(steps: int = STEPS, *, count: int = 2, pause: float = 0.02, save: float = 0.0, **variables: str) -> Pods:
+    def start(steps: int = STEPS, *, count: int = 2, pause: float = 0.05, save: float = 0.0, **variables: str) -> Pods:
         settings = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_SAVE_EVERY": "1000", "FLK_GRACE": str(GRACE)}
         job = forked_pods(count, 1, script=TRAIN, FLK_RESTARTS="3", **settings | variables)
         job.start("train.py", str(steps), str(pause), str(save))

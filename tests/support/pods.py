@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.record import JobRecord
@@ -200,12 +200,12 @@ class Pods:
 
     def pid(self, attempt: int, rank: int) -> int:
         """Process id of a rank. Waits until the rank has made a step in this attempt."""
-        path = self.folder / f"pid.{attempt}.{rank}"
-        self.until(lambda: path.exists() and path.read_text() != "", f"rank {rank} makes a step in attempt {attempt}")
-        return int(path.read_text())
+        path = self.folder / f"pid.{attempt}.{rank}"  # which the rank may be writing anew, and is empty then
+        what = f"rank {rank} makes a step in attempt {attempt}"
+        return int(self.until(lambda: path.exists() and path.read_text(), what))
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        until(condition, what, context=self.logs_of_all)
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, what, context=self.logs_of_all)
 
     def kill(self) -> None:
         for process in self.running.values():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import torch
 import flk_runtime.parallel.ddp
 import flk_runtime.parallel.fsdp2  # once, and not in each fork  # noqa: F401
 from flk_verify.__main__ import follow
+from tests.support.ports import held_ports
 from tests.support.verify_cases import RIGHT, WRONG, Case
 
 _LIMIT = 120.0  # seconds
@@ -30,12 +30,12 @@ _RANKS = {"ddp": 2, "none": 2, "full_shard": 3, "shard_grad_op": 3, "hybrid_shar
 
 def verified(script: str, strategy: str, ranks: int, *, steps: int = 3, nodes: int = 1) -> dict[str, str]:
     """What `flk_verify` finds: line, difference or refused; ``failed`` with the output where a process fails."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, held_ports() as free_port:
         file = Path(folder, "script.py")
         file.write_text(dedent(script))
         request = {"steps": steps, "strategy": strategy, "folder": folder}
         environment = {"FLK_TRIAL": "1", "FLK_STRATEGY": strategy, "MASTER_ADDR": "127.0.0.1"}
-        environment |= {"MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
+        environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         processes = [
             _start(file, request | {"role": "rank"}, environment | _variables(rank, ranks, nodes))
             for rank in range(ranks)
@@ -43,7 +43,7 @@ def verified(script: str, strategy: str, ranks: int, *, steps: int = 3, nodes: i
         alone = _variables(0, 1, 1) | {
             "FLK_STANDS_FOR": str(ranks),
             "WORLD_SIZE": "1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
         }
         processes.append(_start(file, request | {"role": "whole"}, environment | alone))
         codes = dict(_ends(processes))
@@ -101,12 +101,6 @@ def _ends(processes: list[int]) -> Iterator[tuple[int, int]]:
     for pid in left:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return int(each.getsockname()[1])
 
 
 def is_named(case: Case, found: dict[str, str]) -> bool:
