@@ -12,36 +12,36 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flk_runtime.contract import ExitCode, log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.quantities import plural
-from flk_runtime.contract.record import SOURCES, JobRecord
+from flk_runtime.contract.record import SOURCES, Attempt, JobRecord
 from flk_runtime.launcher.control import Control, ThreadFailed, Wakeup, start_thread
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.processes.forkserver import ServerDiedError
+from flk_runtime.launcher.processes.output import RankPipes
 from flk_runtime.launcher.processes.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records.writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport import Member, Server, messages
-from flk_runtime.launcher.transport.messages import Event
+from flk_runtime.launcher.transport.messages import AttemptStarted, Event
 from flk_runtime.shared import failure_report
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.processes.service import Service
     from flk_runtime.launcher.replication.service import MemoryService
-from dataclasses import field
 
-from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.processes.output import RankPipes
-from flk_runtime.launcher.transport.messages import AttemptStarted
-from flk_runtime.shared.progress import ProgressPage
+TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
+LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
+EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 
 @dataclass
@@ -98,11 +98,6 @@ class PodAttempt:
     def stopped_as_told(self, page: ProgressPage, code: int) -> bool:
         """Whether the rank with this page has ended with this code because it was told to save and end."""
         return code == ExitCode.PREEMPTED and self.preemption is not None and self.preemption.stopped(page)
-
-
-TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
-LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
-EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 
 class _Phase(enum.Enum):

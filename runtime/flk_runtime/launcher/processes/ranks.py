@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import re
 import selectors
 import shutil
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from flk_runtime.contract import log_format, pod_env
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract import foreign, log_format, pod_env, user_env
+from flk_runtime.contract.failure import Failure, Kind, kind_of_end, kind_of_text, with_advice
+from flk_runtime.contract.foreign import Time
+from flk_runtime.contract.secrets import hidden
 from flk_runtime.launcher.processes.forkserver import ForkServer
 from flk_runtime.launcher.processes.output import Output, Prefixer, RankPipes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
+from flk_runtime.system.text import last_exception
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.processes.service import Service
-import pwd
-import re
-import sys
-import tempfile
-from collections.abc import MutableMapping, Sequence
-from importlib import metadata
-from typing import Final
-
-from flk_runtime.contract import foreign, user_env
-from flk_runtime.contract.failure import kind_of_end, kind_of_text, with_advice
-from flk_runtime.contract.foreign import Time
-from flk_runtime.contract.secrets import hidden
-from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
 # In what faulthandler writes: frames that started the script, and a list of all extension modules; torch's C++ frames.
