@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from flk_runtime.contract import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -39,14 +39,6 @@ _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 
 
-class Actions(NamedTuple):
-    """What the leader has others do."""
-
-    send: Callable[[Collection[int], Message], None]  # a message to pods, if they are connected
-    serve_attempt_store: Callable[[], int]  # replaces the ranks' store, and returns the port of the new one
-    log: Callable[[str], None]
-
-
 class Leader:
     """The leader: the state of the job as the launcher of pod 0 knows it, and the decisions about it.
 
@@ -68,7 +60,7 @@ class Leader:
         measurements of the job; None: nobody asks.
         """
         self._settings = settings
-        self._do = Actions(send, serve_attempt_store, log)
+        self._send, self._serve_attempt_store, self._log = send, serve_attempt_store, log
         self._telemetry = telemetry
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
         self._joined: dict[int, messages.Join] = {}  # members that are ready for the next attempt, spares included
@@ -131,7 +123,7 @@ class Leader:
         """Handle a message of a member."""
         match message:
             case messages.Join() if self._record:  # the job has ended
-                self._do.send([pod], messages.JobEnded(self._record))
+                self._send([pod], messages.JobEnded(self._record))
             case messages.Join():
                 self._join(pod, message, now)
             case messages.FailureReport(attempt, failure) if self._is_current(attempt):
@@ -173,7 +165,7 @@ class Leader:
                 self._hang_detector.want_stacks((pod, asker), now)
             case messages.Question(messages.Topic.METRICS, asker):
                 found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
-                self._do.send([pod], messages.Reply(asker, asdict(found)))
+                self._send([pod], messages.Reply(asker, asdict(found)))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""
@@ -194,7 +186,7 @@ class Leader:
                 missing = self._membership.missing(self._joined)
                 if missing and self._round.start_at is None and decide(self._history, self._settings.limits).restart:
                     count = f"{len(self._joined)} of {self._settings.pods}"
-                    self._do.log(f"{count} pods have joined; waiting for pod {missing[0]}")
+                    self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""
@@ -287,7 +279,7 @@ class Leader:
             joining.deadline = now + self._settings.join_timeout
         elif now < joining.since + decision.delay:
             joining.start_at = joining.since + decision.delay
-            self._do.log(f"the next attempt starts in {joining.start_at - now:.0f} s")
+            self._log(f"the next attempt starts in {joining.start_at - now:.0f} s")
         else:
             self._start_attempt(decision, now)
 
@@ -309,7 +301,7 @@ class Leader:
         for pod, failure in pods.items():
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
-            self._do.send([pod], messages.JobEnded(record))
+            self._send([pod], messages.JobEnded(record))
 
     def _refuse(self, unhealthy: Mapping[int, Failure], decision: Decision, now: float) -> None:
         """Send away pods on unhealthy nodes. It counts as an attempt, so that the restart policy bounds how often.
@@ -326,7 +318,7 @@ class Leader:
         if _LEADER in unhealthy:
             self._end_job(job_record(cause, self._history, self._settings.limits, _LEADS))
             return
-        self._do.log(f"{cause.summary}; another pod has to replace it")
+        self._log(f"{cause.summary}; another pod has to replace it")
         self._send_away(unhealthy)
         self._start_joining(now)
 
@@ -357,15 +349,15 @@ class Leader:
         inventories = {pod: join.memory for pod, join in self._joined.items()}
         plan = self._memory_plans.make({pod: self._joined[pod].node for pod in pods}, inventories)
         for pod, memory in plan.slices(pods, settings.processes) if plan else ():
-            self._do.send([pod], memory)
+            self._send([pod], memory)
         readers = plan.readers if plan else []
         again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
         self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
-        port = self._do.serve_attempt_store()
-        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
+        port = self._serve_attempt_store()
+        self._send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:
@@ -383,7 +375,7 @@ class Leader:
             self._latest.preemption = Preemption(self._latest.training, failure)
         if first or (urgent and not self._latest.urgent):
             self._latest.urgent = urgent
-            self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
+            self._send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
         """The time at which pods that wait are admitted to the attempt that runs; None if that is not planned."""
@@ -405,7 +397,7 @@ class Leader:
 
     def _send_target(self, step: int | None) -> None:
         if step is not None:
-            self._do.send(self._latest.admitted, messages.SaveAt(self._history[-1].number, step))
+            self._send(self._latest.admitted, messages.SaveAt(self._history[-1].number, step))
 
     def _handle_ranks_end(self, pod: int, saved: int | None, now: float) -> None:
         if self._latest.preemption:
@@ -419,7 +411,7 @@ class Leader:
             self._failures.add(self._latest.preemption.failure)
             self._latest.preemption = None
         self._history = self._ended(failure)
-        self._do.send(self._latest.admitted, messages.AttemptEnded(failure.attempt, failure))
+        self._send(self._latest.admitted, messages.AttemptEnded(failure.attempt, failure))
         self._hang_detector.attempt_ended()
         self._membership.start_round()
         self._start_joining(now)
@@ -427,7 +419,7 @@ class Leader:
     def _end_job(self, record: JobRecord) -> None:
         self._round, self._record = None, record
         self._hang_detector.attempt_ended()
-        self._do.send(self._connected, messages.JobEnded(record))
+        self._send(self._connected, messages.JobEnded(record))
 
     # Facts -------------------------------------------------------------------------------------------------------
 
@@ -476,7 +468,7 @@ class Leader:
 def leading(
     settings: Settings, log: Callable[[str], None], telemetry: Keeper | None = None
 ) -> Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader]:
-    """What makes the leader of a server, which has the two `Actions` before ``log``."""
+    """What makes the leader of a server of the two functions that the server has: see `Leader`."""
     return lambda send, serve_attempt_store: Leader(
         settings, send, serve_attempt_store, log, time.monotonic(), telemetry
     )
