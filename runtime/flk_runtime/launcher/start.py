@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from flk_runtime.contract import ExitCode, log_format, pod_env, pod_layout, user_env
 from flk_runtime.contract.failure import Failure
@@ -42,9 +42,6 @@ from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport import Member, Server, messages
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.replication.plan import CheckpointId
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
@@ -154,10 +151,14 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService
 
-        def tell_unreadable(attempt: int, checkpoint: CheckpointId) -> None:  # an attempt runs, so member is there
-            member.send(messages.Unreadable(attempt, checkpoint))
-
-        memory = MemoryService.open(settings, wake=wakeup.wake, post=wakeup.post, unreadable=tell_unreadable, log=log)
+        memory = MemoryService.open(
+            settings,
+            wake=wakeup.wake,
+            post=wakeup.post,
+            # An attempt runs, so member is there.
+            unreadable=lambda attempt, checkpoint: member.send(messages.Unreadable(attempt, checkpoint)),
+            log=log,
+        )
     port = rendezvous.port if rendezvous else settings.rendezvous_port
     inventory = memory.inventory if memory else lambda: None
     member = Member(settings, port, wakeup.post, log, inventory, lambda: (*records.former(), health.check(settings)))
