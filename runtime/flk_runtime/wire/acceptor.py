@@ -148,7 +148,5 @@ class Acceptor(Generic[M]):
         self.refuse(stranger.address, why)
 
     def _handle(self, handle: Callable[[Stream[M], str], None], stream: Stream[M], address: str) -> None:
-        try:
+        with contextlib.closing(stream):
             handle(stream, address)
-        finally:
-            stream.close()

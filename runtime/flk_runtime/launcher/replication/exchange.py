@@ -224,12 +224,9 @@ class Fetcher:
                 if self._stopped.is_set():
                     raise AttemptEndedError
                 try:
-                    connection = connect(self._addresses(pod), self._settings)
-                    try:
+                    with contextlib.closing(connect(self._addresses(pod), self._settings)) as connection:
                         self._receive(connection, shard)
                         return
-                    finally:
-                        connection.close()
                 except (CheckpointError, VersionError) as refused:  # it does not have the shard, or a damaged one
                     error = refused
                     holders.remove(pod)

@@ -152,8 +152,7 @@ class MemoryService:
         try:
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
-            store = ShardStore(folder)
-            store.limit = shards_limit(root, settings.memory_limit)
+            store = ShardStore(folder, shards_limit(root, settings.memory_limit))
             store.load(log)
             service = cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
             start_thread("memory-requests", service._accept_ranks, post)
