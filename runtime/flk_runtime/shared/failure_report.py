@@ -111,15 +111,7 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
 
     It starts in user code. Without any, as for a bug of flk, it is whole, but a SyntaxError says itself where it is.
     """
-    frames = []
     trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace)
+    while trace and trace.tb_frame.f_code.co_filename.startswith((_LAUNCHER, "<frozen importlib")):
         trace = trace.tb_next
-    names = [each.tb_frame.f_code.co_filename for each in frames]
-    outside = (index for index, name in enumerate(names) if not name.startswith((_LAUNCHER, "<frozen importlib")))
-    begin = next(outside, len(names) if isinstance(error, SyntaxError) else 0)
-    kept = None
-    for each in reversed(frames[begin:]):
-        kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno or 0)
-    return kept
+    return trace if trace or isinstance(error, SyntaxError) else error.__traceback__
