@@ -56,8 +56,7 @@ class StepCounter:
             step, source = own - 1, "" if own > 1 else "start"
         if step < 0:
             return 0
-        self._page.restored_from = SOURCES.index(source)
-        self._page.restored = step
+        self._page.begin_at(step, source)
         return step
 
 

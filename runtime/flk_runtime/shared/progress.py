@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from flk_runtime.contract import pod_env
+from flk_runtime.contract.record import SOURCES
 from flk_runtime.contract.status import Phase as Phase
 
 _Number = TypeVar("_Number", int, float)
@@ -132,6 +133,11 @@ class ProgressPage:
         page = cls(mmap.mmap(-1, _SIZE), is_new=True)
         page.launched = False
         return page
+
+    def begin_at(self, step: int, source: str) -> None:
+        """Tell the launcher after which step the training begins, until its first step; ``source``: as in SOURCES."""
+        self.restored_from = SOURCES.index(source)
+        self.restored = step
 
     def record_step(self, step: int) -> None:
         """Write that the rank has done ``step`` optimizer steps."""

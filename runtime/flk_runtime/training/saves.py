@@ -10,7 +10,6 @@ import torch
 from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
-from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
 from flk_runtime.shared.progress import Phase
@@ -72,18 +71,13 @@ class Saves:
         """The number of steps from which on `save_after_step` has something to do."""
         self._keep = options.save_every
         self._store = options.store_every if self.manager.has_storage else None
-        self.note_beginning(self.manager.steps, self.manager.source)
+        context.page.begin_at(self.manager.steps, self.manager.source)
 
     def begin_at(self, steps: int) -> None:
         """Leave the checkpoint alone, because the script has restored another one, of so many steps."""
         self.manager.ignore_checkpoint(steps)
-        self.note_beginning(steps, self.manager.source)
+        self._context.page.begin_at(steps, self.manager.source)
         self._context.say(f"training goes on after step {steps}, from a checkpoint of the script's own")
-
-    def note_beginning(self, steps: int, source: str = "") -> None:
-        """Tell the launcher after which step the training begins, until its first step; ``source``: as in SOURCES."""
-        self._context.page.restored_from = SOURCES.index(source)
-        self._context.page.restored = steps
 
     def save(self, steps: int, *, wait: bool = False) -> None:
         """Save the state after ``steps`` steps, if there is a place and a model. Collective."""

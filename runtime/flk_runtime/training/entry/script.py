@@ -17,7 +17,6 @@ from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.pod_layout import is_same_place
-from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.shared import progress
@@ -157,8 +156,7 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
     )
     if resume and in_memory and page.step < 0:  # other places are not this training's
         page.counts_optimizers = True
-        page.restored_from = SOURCES.index(manager.source)
-        page.restored = manager.steps
+        page.begin_at(manager.steps, manager.source)
     complete_at_the_end(manager)
     return place, manager
 
