@@ -82,7 +82,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         if position is not None:
             give(_things(self), position["own"])
         self.flk_position = None
-        self.flk_given, self.flk_began = 0, _random_states(self)
+        self.flk_given, self.flk_began = 0, {"global": rng.get_state(), "own": _states(self)}
         if position is not None and position["workers_stay"]:  # new ones draw a seed before the sampler draws
             self.flk_place = (0, None, rng.get_state())
         return self._flk_counted(super().__iter__())
@@ -92,7 +92,8 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         given, before = position["given"], position["before"]
         is_map = self._dataset_kind == _DatasetKind.Map
         self.flk_position, self.flk_place = None, (given if is_map else 0, before, position["drawn"])
-        _set_random_states(self, position["began"])
+        rng.set_state(position["began"]["global"])
+        give(_things(self), position["began"]["own"])
         batches = super().__iter__()
         if position["first"] is not None:
             rng.set_state(position["first"])
@@ -172,12 +173,3 @@ def _things(loader: Any) -> dict[str, Any]:
 
 def _states(loader: Any) -> dict[str, Any]:
     return {path: state_of(generator) for path, generator in generators_of(_things(loader)).items()}
-
-
-def _random_states(loader: Any) -> dict[str, Any]:
-    return {"global": rng.get_state(), "own": _states(loader)}
-
-
-def _set_random_states(loader: Any, states: dict[str, Any]) -> None:
-    rng.set_state(states["global"])
-    give(_things(loader), states["own"])
