@@ -194,9 +194,6 @@ class _CountedStream(io.RawIOBase):
         self.size = 0
         self.checksum = 0
 
-    def writable(self) -> bool:
-        return True
-
     def save(self, content: Any) -> None:
         """Write the bytes of torch.save. Raises the stream's OSError, in place of which torch raises another error."""
         try:
