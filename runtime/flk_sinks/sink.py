@@ -62,16 +62,16 @@ class Written:
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
         """The rows without the values that the run has already."""
-        kept = [Row(row.step, row.time, {k: v for k, v in row.values.items() if self._is_new(k, row)}) for row in rows]
+        kept = [
+            Row(row.step, row.time, {k: v for k, v in row.values.items() if row.step > self._steps.get(k, -1)})
+            for row in rows
+        ]
         return [row for row in kept if row.values]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Note that rows are written."""
         for row in rows:
             self._steps |= dict.fromkeys(row.values, row.step)
-
-    def _is_new(self, name: str, row: Row) -> bool:
-        return row.step > self._steps.get(name, -1)
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:

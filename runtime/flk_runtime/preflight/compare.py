@@ -30,7 +30,8 @@ _EQUAL = (
 def compare(reports: Sequence[RankReport]) -> list[str]:
     """The faults in the reports of the ranks that have joined; an empty list if there are none."""
     faults = [
-        f"rank {rank} joined {often(len(same))}: {' and '.join(map(_describe_process, same[:_SHOWN]))}; give every "
+        f"rank {rank} joined {often(len(same))}: "
+        f"{' and '.join(f'process {report.pid} on node {report.node}' for report in same[:_SHOWN])}; give every "
         "process a rank of its own (RANK, or torchrun's --node-rank for each node)"
         for rank, same in _groups(reports, lambda report: report.rank)
         if len(same) > 1
@@ -57,11 +58,6 @@ def missing(reports: Sequence[RankReport]) -> str:
         "" if size == world_size else f" (on {numbered('node', {rank // size for rank in absent})}, numbered from 0)"
     )
     return f"{numbered('rank', absent)} of {world_size}{where}" if absent else ""
-
-
-def _describe_process(report: RankReport) -> str:
-    """``process 7 on node a``."""
-    return f"process {report.pid} on node {report.node}"
 
 
 def _groups(reports: Sequence[RankReport], key: Callable[[RankReport], Any]) -> list[tuple[Any, list[RankReport]]]:
