@@ -113,8 +113,8 @@ def collectives(
     replicas = world_size // shards
     for unit in units:
         trained = any(each.trained for each in unit.parameters)
-        gathered = sent_bytes(unit, shards, parameter_size)
-        reduced = sent_bytes(unit, shards, reduce_size, trained_only=True)
+        gathered = unit.full_bytes(parameter_size, shards)
+        reduced = unit.full_bytes(reduce_size, shards, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
             yield Collective(unit, When.FORWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, 1)
@@ -146,12 +146,3 @@ def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
     found += [ready] * (ready > 0)
     sent = [Collective(None, When.OPTIMIZER, CollectiveKind.ALL_REDUCE, size * share, world_size, 1) for size in found]
     return sent[::-1]
-
-
-def sent_bytes(unit: Unit, shards: int, size: int | None, *, trained_only: bool = False) -> int:
-    """Bytes of a unit's parameters with their padding, if an element takes ``size`` bytes (None: as it is kept)."""
-    return sum(
-        shards * each.local_numel(shards) * (size or each.size)
-        for each in unit.parameters
-        if each.trained or not trained_only
-    )

@@ -145,7 +145,7 @@ class _Memory:
             if unit.block == OUTSIDE and not unit.is_kept:
                 self._ends += unit.full_bytes(work.parameter_size)
             self._full[unit.block] += unit.full_bytes(work.parameter_size)
-            self._reduced[unit.block] += unit.trained_bytes(work.reduce_size)
+            self._reduced[unit.block] += unit.full_bytes(work.reduce_size, trained_only=True)
             own[unit.block] += sum(each.local_numel(shards) * each.size for each in unit.parameters if each.trained)
         self._order = [
             each.block for each in work.trace.segments if not each.backward and each.block >= 0 and each.block in own
@@ -156,7 +156,7 @@ class _Memory:
         gradients = 0  # of the blocks whose backward pass is over
         kept = 0  # gradients of earlier micro-batches
         if len(work.synced) > 1 and sharded:
-            trained = sum(each.trained_bytes(work.reduce_size) for each in work.units)
+            trained = sum(each.full_bytes(work.reduce_size, trained_only=True) for each in work.units)
             kept, gradients = (0, all_gradients) if all(work.synced) else (trained, 0)
         elif len(work.synced) > 1:
             gradients = all_gradients

@@ -53,13 +53,13 @@ class Unit:
         """Number of elements of all parameters."""
         return sum(parameter.numel for parameter in self.parameters)
 
-    def full_bytes(self, dtype_size: int | None = None) -> int:
-        """Bytes of all parameters, in their own dtype or in one with elements of ``dtype_size`` bytes."""
-        return sum(each.numel * (dtype_size or each.size) for each in self.parameters)
+    def full_bytes(self, dtype_size: int | None, shards: int = 1, *, trained_only: bool = False) -> int:
+        """Bytes of all parameters, with their padding in ``shards``, or of those that have gradients.
 
-    def trained_bytes(self, dtype_size: int | None = None) -> int:
-        """Bytes of all parameters that have gradients, as `full_bytes` counts them."""
-        return sum(each.numel * (dtype_size or each.size) for each in self.parameters if each.trained)
+        They are in their own dtype (None) or in one with elements of ``dtype_size`` bytes.
+        """
+        chosen = [each for each in self.parameters if each.trained or not trained_only]
+        return sum(shards * each.local_numel(shards) * (dtype_size or each.size) for each in chosen)
 
 
 @dataclass(frozen=True)

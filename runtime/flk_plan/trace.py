@@ -204,7 +204,7 @@ class Tracer:
             self._begin(OUTSIDE, backward=False)
             template = self._templates[key] = _Template(pytree.map_leaves(outputs, _shape_of), recorded)
             return _mark(outputs, functools.partial(self._begin_backward, index, template))
-        return self._repeat(index, template, [leaf for leaf in pytree.leaves((args, kwargs)) if _is_tensor(leaf)])
+        return self._repeat(index, template, list(_tensors((args, kwargs))))
 
     def _after_model(self, model: nn.Module, inputs: Any, outputs: Any) -> Any:
         marked = _mark(outputs, lambda: self._begin(OUTSIDE, backward=True))
@@ -368,7 +368,7 @@ def _set_gradient(gradient: torch.Tensor, parameter: nn.Parameter) -> None:
 
 def _mark(tree: Any, called: Callable[[], Any]) -> Any:
     """The same tree; ``called`` is called in the backward pass, before it goes through the tree's tensors."""
-    differentiable = [leaf for leaf in pytree.leaves(tree) if _is_tensor(leaf) and leaf.requires_grad]
+    differentiable = [leaf for leaf in _tensors(tree) if leaf.requires_grad]
     if not differentiable:
         return tree
     marked = cast(Any, _Boundary.apply)(called, *differentiable)
@@ -395,7 +395,7 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
         )
         parts.append((name, type(module), settings, tensors))
     for leaf in pytree.leaves((args, kwargs)):
-        shape = (leaf.shape, leaf.dtype, leaf.requires_grad) if _is_tensor(leaf) else id(leaf)
+        shape = (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else id(leaf)
         parts.append(leaf if isinstance(leaf, (bool, int, float, str)) else shape)
     return tuple(parts)
 
@@ -405,10 +405,6 @@ def _setting(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(map(_setting, value))
     return value if isinstance(value, _PLAIN) else None
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
