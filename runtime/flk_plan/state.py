@@ -48,11 +48,6 @@ class Unit:
     parameters: tuple[Parameter, ...]
     is_kept: bool = False  # between the forward and the backward pass, whatever the strategy
 
-    @property
-    def numel(self) -> int:
-        """Number of elements of all parameters."""
-        return sum(parameter.numel for parameter in self.parameters)
-
     def full_bytes(self, dtype_size: int | None, shards: int = 1, *, trained_only: bool = False) -> int:
         """Bytes of all parameters, with their padding in ``shards``, or of those that have gradients.
 
