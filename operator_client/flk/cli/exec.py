@@ -60,12 +60,9 @@ def exec_(
         stream.buffer.write(data)
         stream.buffer.flush()
 
-    try:
-        with _raw_terminal(remote) if tty else contextlib.nullcontext():
-            threading.Thread(target=_forward_input, args=(remote,), daemon=True).start()
-            return remote.run(write)
-    finally:
-        remote.close()
+    with contextlib.closing(remote), _raw_terminal(remote) if tty else contextlib.nullcontext():
+        threading.Thread(target=_forward_input, args=(remote,), daemon=True).start()
+        return remote.run(write)
 
 
 def _forward_input(remote: RemoteCommand) -> None:

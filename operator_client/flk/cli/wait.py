@@ -54,14 +54,13 @@ def wait(
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
     waiting = _Waiting(limit, until, progress)
     try:
-        code = waiting.conclude_all(chosen)
+        return waiting.conclude_all(chosen)
     except KeyboardInterrupt:
         progress.clear()
         note_detached(chosen, "wait")
         return int(ExitCode.INTERRUPTED)
     finally:
         progress.clear()
-    return code
 
 
 @dataclass
@@ -98,7 +97,8 @@ class _Waiting:
         from flk.jobs.wait import describe
 
         if self.limit != 0:
-            self._told(f"job {describe(state)}")
+            self.progress.clear()
+            note(f"job {describe(state)}")
 
     def _without_job(self, client: JobClient, ref: JobRef, error: JobNotFoundError) -> int | None:
         """Conclude the wait for a job that does not exist. Raises the error if nothing is archived of one."""
@@ -135,7 +135,3 @@ class _Waiting:
             return int(ExitCode.ERROR)
         note(f"job {ref.name} succeeded{run_time_text(state)}")
         return None
-
-    def _told(self, text: str) -> None:
-        self.progress.clear()
-        note(text)

@@ -6,6 +6,7 @@ links are left out: they may lead anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import tarfile
@@ -67,7 +68,6 @@ class Container:
     def _pack(self, path: str, output: IO[bytes]) -> None:
         """Write an archive of a file or a folder of the container to ``output``. Raises ApiError."""
         where, command = self.client.target(EXEC, self.pod), ["sh", "-c", _READ, "sh", path]
-        remote = RemoteCommand(self.client.api.access, where, command, container=self.container, stdin=False)
         errors = bytearray()
 
         def write(channel: int, data: bytes) -> None:
@@ -76,10 +76,10 @@ class Container:
             else:
                 output.write(data)
 
-        try:
+        with contextlib.closing(
+            RemoteCommand(self.client.api.access, where, command, container=self.container, stdin=False)
+        ) as remote:
             code = remote.run(write)
-        finally:
-            remote.close()
         if code:
             said = errors.decode(errors="replace").strip().splitlines()
             reason = said[0] if said else f"the copying command ended with exit code {code}"

@@ -9,6 +9,7 @@ https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-400
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -73,11 +74,8 @@ def execute(
         if sum(map(len, output.values())) > SIZE_LIMIT:
             raise UnreachableError(f"{target.name} wrote more than {SIZE_LIMIT >> 20} MiB")
 
-    remote = RemoteCommand(access, target, command, container=container, stdin=False)
-    try:
+    with contextlib.closing(RemoteCommand(access, target, command, container=container, stdin=False)) as remote:
         code = remote.run(write, timeout=timeout)
-    finally:
-        remote.close()
     return Executed(code, bytes(output[STDOUT]), bytes(output[STDERR]))
 
 

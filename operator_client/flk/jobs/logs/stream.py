@@ -8,6 +8,7 @@ time. So the stream goes on as long as more logs become complete, and then says 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -65,8 +66,7 @@ def follow(client: JobClient, name: str, options: LogOptions) -> Generator[LogLi
 
 def _merged(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine | None]:
     """Yield the lines of all pods as they come, and None after a moment without one."""
-    merger = _Merger(client, name, options)
-    try:
+    with contextlib.closing(_Merger(client, name, options)) as merger:
         while True:
             try:
                 line = merger.lines.get(timeout=0.2)
@@ -78,8 +78,6 @@ def _merged(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             yield line
         if merger.error is not None:
             raise merger.error
-    finally:
-        merger.close()
 
 
 class _Merger:
