@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Find, Found, Locate, Match, Tell, event_evidence, tell
+from flk.health.cause import Cause, Find, Found, Locate, Match, Tell, event_evidence, found_by, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, amount_text, quantity
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
@@ -88,10 +88,7 @@ def _never(quota: str, requested: str, limited: str, pods: int) -> str:
     return ""
 
 
-def _exceeded(view: JobView) -> Found | None:
-    trace = _refusal(_QUOTA)(view)
-    if trace is None:
-        return None
+def _exceeded(view: JobView, trace: Match) -> Found:
     _, quota, requested, used, limited = trace.texts
     shown = view.kubectl(f"describe resourcequota {quota}")
     alike = view.sizes[0] if len(view.roles) == 1 else 1  # fewer cannot train; pods of another role may ask for less
@@ -109,7 +106,7 @@ def _exceeded(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         EXCEEDED,
-        _exceeded,
+        found_by(_refusal(_QUOTA), _exceeded),
         grace=60,
         cured_by="other jobs that end",
         awaits="the quota of the namespace",

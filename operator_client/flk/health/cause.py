@@ -63,16 +63,19 @@ Locate = Callable[[JobView], Match | None]
 Tell = Callable[[JobView, Match], str]
 
 
-def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
-    """Return a Find that calls ``locate`` and, if it returns a trace, describes the trace as the cause."""
+def found_by(locate: Locate, describe: Callable[[JobView, Match], Found]) -> Find:
+    """Return a Find that calls ``locate`` and, if it returns a trace, has ``describe`` make the cause of it."""
 
     def find(view: JobView) -> Found | None:
         trace = locate(view)
-        if trace is None:
-            return None
-        return trace.found(sentence(view, trace), remedy(view, trace))
+        return None if trace is None else describe(view, trace)
 
     return find
+
+
+def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
+    """Return a Find that calls ``locate`` and, if it returns a trace, describes the trace as the cause."""
+    return found_by(locate, lambda view, trace: trace.found(sentence(view, trace), remedy(view, trace)))
 
 
 @dataclass(frozen=True)

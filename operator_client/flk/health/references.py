@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, Locate, Match, event_evidence, tell, waiting
+from flk.health.cause import Cause, Found, Locate, Match, event_evidence, found_by, tell, waiting
 from flk.health.cluster import (
     Cluster,
     Level,
@@ -104,11 +104,12 @@ def _check_claims(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("claim", Level.OK, f"exist: {', '.join(fine)}")
 
 
-def _reference_missing(view: JobView) -> Found | None:
+def _lacks_reference(view: JobView) -> Match | None:
     """Find pods that wait for a Secret, a ConfigMap or a key, which they mount or take variables from."""
-    found = waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view)
-    if found is None:
-        return None
+    return waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view)
+
+
+def _reference_missing(view: JobView, found: Match) -> Found:
     _, key, kind, name, mounted_kind, mounted_name = found.texts
     kind, name = kind or _KINDS[mounted_kind], name or mounted_name
     lacks = f"has no key {key}" if key else f"does not exist in namespace {view.namespace}"
@@ -129,10 +130,7 @@ def _supply(view: JobView, kind: str, name: str, key: str) -> str:
     return f"{view.kubectl(f'{create} {name} --from-literal=KEY=VALUE')} creates it; the pods start then"
 
 
-def _claim_unbound(view: JobView) -> Found | None:
-    found = scheduler_says("unbound immediate PersistentVolumeClaims")(view)
-    if found is None:
-        return None
+def _claim_unbound(view: JobView, found: Match) -> Found:
     claims = claims_of(view.objects[found.pods[0]])
     for name in claims:
         claim = view.seen.claims.get(name)
@@ -224,10 +222,7 @@ def _unmounted(pattern: str) -> Locate:
     return locate
 
 
-def _attached_elsewhere(view: JobView) -> Found | None:
-    found = _unmounted(_MULTI_ATTACH)(view)
-    if found is None:
-        return None
+def _attached_elsewhere(view: JobView, found: Match) -> Found:
     return found.found(
         f"{found} cannot start: the volume of {_claims(view, found) or found[1]} is attached to another node and may "
         "be attached to one node only",
@@ -240,7 +235,7 @@ def _attached_elsewhere(view: JobView) -> Found | None:
 REFERENCES: Final = (
     Cause(
         MISSING,
-        _reference_missing,
+        found_by(_lacks_reference, _reference_missing),
         grace=60,
         awaits="whoever makes a Secret or a ConfigMap, such as cert-manager",
     ),
@@ -264,13 +259,13 @@ VOLUMES: Final = (
     ),
     Cause(
         "ClaimUnbound",
-        _claim_unbound,
+        found_by(scheduler_says("unbound immediate PersistentVolumeClaims"), _claim_unbound),
         grace=60,
         awaits="the provisioner of volumes",
     ),
     Cause(
         "VolumeOnOtherNode",
-        lambda view: _on_other_node(view) or _attached_elsewhere(view),
+        lambda view: _on_other_node(view) or found_by(_unmounted(_MULTI_ATTACH), _attached_elsewhere)(view),
         grace=60,
         awaits="a volume that another node has",
     ),

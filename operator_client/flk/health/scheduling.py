@@ -14,6 +14,7 @@ from flk.health.cause import (
     condition_evidence,
     event_evidence,
     first_said,
+    found_by,
     names,
     subject,
     tell,
@@ -386,11 +387,8 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
     return locate
 
 
-def _insufficient(view: JobView) -> Found | None:
-    """Find pods that ask for more of a resource than any node has."""
-    found = _refused_by_nodes("resource")(view)
-    if found is None:
-        return None
+def _insufficient(view: JobView, found: Match) -> Found:
+    """Describe pods that ask for more of a resource than any node has."""
     resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
     less = _flag(resource)
     needed = requests(spec).get(resource, 0.0)
@@ -420,10 +418,7 @@ def _insufficient(view: JobView) -> Found | None:
     return found.found(f"{asks} free", remedy)
 
 
-def _selector(view: JobView) -> Found | None:
-    found = _refused_by_nodes("selector")(view)
-    if found is None:
-        return None
+def _selector(view: JobView, found: Match) -> Found:
     spec = pod_spec(view.objects[found.pods[0]])
     labels = _labels(view, spec) or ({} if node_affinity_text(spec) else spec.get("nodeSelector"))
     if not labels:
@@ -474,11 +469,8 @@ def _created(view: JobView, pod: PodState) -> float:
     return created_at(view.objects[pod.name])
 
 
-def _no_node_takes(view: JobView) -> Found | None:
-    """Find pods that no node can take for a reason of which flk does not know more."""
-    found = _refused_by_nodes("")(view)
-    if found is None:
-        return None
+def _no_node_takes(view: JobView, found: Match) -> Found:
+    """Describe pods that no node can take for a reason of which flk does not know more."""
     lasts, gated = re.search(_LASTS, found[0]), "scheduling gates" in found[0]
     return found.found(
         f"{found}: no node can take it ({found[0]})",
@@ -488,11 +480,8 @@ def _no_node_takes(view: JobView) -> Found | None:
     )
 
 
-def _devices_not_allocated(view: JobView) -> Found | None:
-    """Find pods whose claims of devices (dynamic resource allocation) the scheduler cannot have allocated."""
-    found = scheduler_says(_DEVICES)(view)
-    if found is None:
-        return None
+def _devices_not_allocated(view: JobView, found: Match) -> Found:
+    """Describe pods whose claims of devices (dynamic resource allocation) the scheduler cannot have allocated."""
     return found.found(
         f"{found}: no node can give it the devices that it claims ({found[0]})",
         f"{view.kubectl('get resourceclaims')} shows the claims, and "
@@ -517,21 +506,21 @@ CAUSES: Final = (
     ),
     Cause(
         "DevicesNotAllocated",
-        _devices_not_allocated,
+        found_by(scheduler_says(_DEVICES), _devices_not_allocated),
         grace=60,
         cured_by="other jobs that end",
         awaits="a driver of devices (dynamic resource allocation)",
     ),
     Cause(
         SHORT,
-        _insufficient,
+        found_by(_refused_by_nodes("resource"), _insufficient),
         grace=60,
         cured_by="other jobs that end",
         awaits="other jobs, or an autoscaler",
     ),
     Cause(
         "NodeSelectorMismatch",
-        _selector,
+        found_by(_refused_by_nodes("selector"), _selector),
         grace=60,
         awaits="a node with the labels",
     ),
@@ -583,7 +572,7 @@ CAUSES: Final = (
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
-    _no_node_takes,
+    found_by(_refused_by_nodes(""), _no_node_takes),
     cured_by="other jobs that end",
     awaits="the scheduler, or whoever removes a scheduling gate",
 )

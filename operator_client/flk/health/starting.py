@@ -14,6 +14,7 @@ from flk.health.cause import (
     Match,
     container_path,
     event_evidence,
+    found_by,
     names,
     pod_evidence,
     subject,
@@ -172,10 +173,7 @@ def _image_of(view: JobView, message: str) -> str:
     return named[1] if named else view.image
 
 
-def _access_denied(view: JobView) -> Found | None:
-    found = _pulling(_DENIED)(view)
-    if found is None:
-        return None
+def _access_denied(view: JobView, found: Match) -> Found:
     listed = pod_spec(view.objects[found.pods[0]]).get("imagePullSecrets") or []
     secrets = [str(secret.get("name")) for secret in listed]
     events = [event for name in found.pods for event in view.pod_events.get(name, [])]
@@ -400,7 +398,7 @@ PULLS: Final = (
     ),
     Cause(
         "ImageAccessDenied",
-        _access_denied,
+        found_by(_pulling(_DENIED), _access_denied),
         grace=45,
         awaits="the registry",
     ),
