@@ -34,7 +34,7 @@ from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
-from flk.observe.pods import container_status
+from flk.observe.pods import last_end
 from flk.observe.pool import ReadPool
 from flk.observe.progress import split_stamp
 from flk.observe.reader import find_record, view_job
@@ -203,7 +203,7 @@ def prune(files: int = MAX_FILES, age: float = MAX_AGE) -> None:
 
 def tails(client: JobClient, pods: Sequence[Object], timeout: float) -> dict[str, Lines]:
     """Return the last lines of the pods that have ended, of those whose logs are read within ``timeout`` seconds."""
-    ended = [(code, pod) for pod in pods if (code := _exit_code(pod)) is not None]
+    ended = [(code, pod) for pod in pods if (code := last_end(pod).get("exitCode")) is not None]
     chosen = [pod for _, pod in sorted(ended, key=lambda item: item[0] == 0)][:TAILS]
     with ReadPool() as pool:
         reads = {pod["metadata"]["name"]: pool.submit(_tail, client, pod) for pod in chosen}
@@ -217,12 +217,6 @@ def _tail(client: JobClient, pod: Object) -> Lines:
             return [split_stamp(line) for line in lines]
     except FlkError:
         return []  # the log is gone already
-
-
-def _exit_code(pod: Object) -> int | None:
-    """Return the exit code of the training container, None while it runs."""
-    ended = (container_status(pod).get("state") or {}).get("terminated") or {}
-    return ended.get("exitCode")
 
 
 def lines_of_a_pod(pods: int) -> int:

@@ -60,7 +60,10 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         controllers = {
             each.check: pool.submit(_attempt, partial(client.list_deployments, each)) for each in target.controllers
         }
-        named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
+        named = {
+            (kind, name): pool.submit(_call, client, "get", client.target(_NAMED[kind], name))
+            for kind, name in (pods.named if pods else [])
+        }
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
         exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
@@ -117,10 +120,6 @@ def _list(
     client: JobClient, target: RequestTarget, query: Mapping[str, str] | None = None
 ) -> list[Object] | Unreadable:
     return _attempt(lambda: client.api.list_all(target, query)[0])
-
-
-def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:
-    return _call(client, "get", client.target(_NAMED[kind], name))
 
 
 def _accepted(client: JobClient) -> Object | Unreadable:
