@@ -60,16 +60,7 @@ def on_main(function: Callable[[], T]) -> T:
 
 def sums(*values: int) -> Callable[[], list[int]]:
     """Start to add up all ranks' values, one for each argument; the returned function waits for them. Collective."""
-    if world_size() == 1:
-        return lambda: list(values)
-    total = torch.tensor(values, device=comm_device(_CPU))
-    work = dist.all_reduce(total, async_op=True)
-
-    def wait() -> list[int]:
-        work.wait()
-        return [int(number) for number in total.tolist()]
-
-    return wait
+    return _reduce(values, dist.ReduceOp.SUM)
 
 
 def all_true(flag: bool) -> bool:
@@ -79,20 +70,30 @@ def all_true(flag: bool) -> bool:
 
 def maximum(*values: int) -> list[int]:
     """The largest of all ranks' values, one for each argument, on every rank. Collective."""
-    if world_size() == 1:
-        return list(values)
-    found = torch.tensor(values, device=comm_device(_CPU))
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [int(number) for number in found.tolist()]
+    return _reduce(values, dist.ReduceOp.MAX)()
 
 
-def gather(value: Any) -> list[Any] | None:
-    """The values of all ranks in the order of ranks, on rank 0; None elsewhere. Collective; values travel by pickle."""
+def _reduce(values: Sequence[int], operation: Any) -> Callable[[], list[int]]:
+    """Start to reduce all ranks' values; the returned function waits for what comes of them. Collective."""
     if world_size() == 1:
-        return [value]
-    values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        return lambda: list(values)
+    reduced = torch.tensor(values, device=comm_device(_CPU))
+    work = dist.all_reduce(reduced, op=operation, async_op=True)
+
+    def wait() -> list[int]:
+        work.wait()
+        return [int(number) for number in reduced.tolist()]
+
+    return wait
+
+
+def decide(value: Any, choose: Callable[[list[Any]], T]) -> T:
+    """What ``choose`` makes on rank 0 of the values of all ranks, in the order of ranks. As `on_main`. Collective."""
+    if world_size() == 1:
+        return choose([value])
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(value, values, dst=0)
-    return values
+    return on_main(lambda: choose(values or []))
 
 
 def all_gather(value: T) -> list[T]:

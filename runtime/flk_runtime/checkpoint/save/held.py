@@ -81,8 +81,8 @@ class HeldSaves:
 
     def _try_to_reserve(self, sizes: dict[int, int], *, counts_third: bool = False) -> str:
         """Make room on all ranks or on none. Returns why there is none; empty: there is. Collective."""
-        refusals = process_group.gather(self.memory.reserve(sizes, counts_third=counts_third))
-        refusal: str = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
+        own = self.memory.reserve(sizes, counts_third=counts_third)
+        refusal = process_group.decide(own, lambda refusals: next((text for text in refusals if text), ""))
         if refusal:
             self.memory.release()
             process_group.maximum(0)  # no rank gives up what another one has reserved since then

@@ -68,8 +68,7 @@ def make_plan(structure: list[Described]) -> Plan:
 
     Raises CheckpointError on all ranks if the chunks of all ranks together are not the whole of each tensor.
     """
-    structures = process_group.gather(structure)
-    writes = process_group.on_main(lambda: assign(structures or []))[process_group.rank()]
+    writes = process_group.decide(structure, assign)[process_group.rank()]
     entries = []
     position = DATA_BEGIN
     for write in writes:

@@ -276,11 +276,10 @@ class Saver:
 
 def _agree(problem: RuntimeFailure | None) -> None:
     """Raise the first problem of any rank on all ranks. Collective."""
-    problems = process_group.gather(problem)
 
-    def choose() -> None:
-        for each in problems or ():
+    def choose(problems: list[RuntimeFailure | None]) -> None:
+        for each in problems:
             if each is not None:
                 raise each
 
-    process_group.on_main(choose)
+    process_group.decide(problem, choose)

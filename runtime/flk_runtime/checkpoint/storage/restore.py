@@ -155,12 +155,11 @@ def _agree(own: _Problem) -> str:
 
     Collective.
     """
-    found: list[_Problem] | None = process_group.gather(own)
 
-    def choose() -> str:
-        for text, error in found or ():
+    def choose(found: list[_Problem]) -> str:
+        for text, error in found:
             if error:
                 raise checkpoint_error(text, error) from error
-        return next((text for text, _ in found or () if text), "")
+        return next((text for text, _ in found if text), "")
 
-    return process_group.on_main(choose)
+    return process_group.decide(own, choose)
