@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)(|Ki|Mi|Gi|Ti)")
 _UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
@@ -52,17 +53,7 @@ class Setting(Variable[T]):
 
 def number(least: float = 0) -> Callable[[str], float]:
     """Return a parser of finite numbers of seconds that are at least ``least``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError("expected a number of seconds") from None
-        if not least <= value < math.inf:
-            raise ValueError(f"expected a number of seconds, {least:g} or more")
-        return value
-
-    return parse
+    return _bounded(float, "a number of seconds", least, math.inf)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -77,14 +68,19 @@ def words(text: str) -> tuple[str, ...]:
 
 def integer(least: int = 0) -> Callable[[str], int]:
     """Return a parser of integers that are at least ``least`` and fit into 64 bits."""
+    return _bounded(int, "an integer", least, 1 << 63)
 
-    def parse(text: str) -> int:
+
+def _bounded(convert: Callable[[str], N], kind: str, least: N, limit: N) -> Callable[[str], N]:
+    """Return a parser of what ``convert`` reads that is at least ``least`` and less than ``limit``."""
+
+    def parse(text: str) -> N:
         try:
-            value = int(text)
+            value = convert(text)
         except ValueError:
-            raise ValueError("expected an integer") from None
-        if not least <= value < 1 << 63:
-            raise ValueError(f"expected an integer, {least} or more")
+            raise ValueError(f"expected {kind}") from None
+        if not least <= value < limit:
+            raise ValueError(f"expected {kind}, {least:g} or more")
         return value
 
     return parse
