@@ -105,7 +105,7 @@ class PreparedLoader:
             )
         self.loop: Loop | None = None
         self._prepared, self._inner = prepared, prepared.base_dataloader
-        self._is_over = is_over or self._has_ended
+        self._is_over = is_over or (lambda: not self.is_active)
         kind: Any = type(prepared)  # __class__ says that it is a DataLoader
         object.__dict__["__class__"].__set__(prepared, type(kind.__name__, (_Beginning, kind), {}))
         prepared.flk_begin = lambda batches: batches
@@ -141,9 +141,6 @@ class PreparedLoader:
     def is_active(self) -> bool:
         """Whether the script is in a loop over it."""
         return any(each is self._prepared for each in self._prepared.gradient_state.dataloader_references)
-
-    def _has_ended(self) -> bool:
-        return not self.is_active
 
     def note_drawn(self, note: Callable[[], None]) -> None:
         """Have ``note`` be called before the script gets a batch, but not before it hears that there is none left."""

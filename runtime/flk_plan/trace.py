@@ -202,7 +202,8 @@ class Tracer:
             recorded = self._begin(index, backward=False)
             outputs = forward(*args, **kwargs)
             self._begin(OUTSIDE, backward=False)
-            template = self._templates[key] = _Template(pytree.map_leaves(outputs, _shape_of), recorded)
+            shapes = pytree.map_leaves(outputs, lambda leaf: _Shape(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+            template = self._templates[key] = _Template(shapes, recorded)
             return _mark(outputs, functools.partial(self._begin_backward, index, template))
         return self._repeat(index, template, list(_tensors((args, kwargs))))
 
@@ -413,7 +414,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _size(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
-
-
-def _shape_of(leaf: Any) -> Any:
-    return _Shape(leaf) if isinstance(leaf, torch.Tensor) else leaf

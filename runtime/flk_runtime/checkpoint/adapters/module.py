@@ -70,7 +70,7 @@ class ModuleState(DistributedStateful):
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         plain = saved.state_dict() if saved.plain else {}
-        self._set(state, {key: plain[key] for key in state if key not in tensors})
+        self._set(tensors, {key: plain[key] for key in state if key not in tensors})
 
     def entries(self) -> dict[str, Any]:
         """The tensors and values that are saved, by the names of the user's module."""
@@ -99,10 +99,9 @@ class ModuleState(DistributedStateful):
             if isinstance(leaf, torch.Tensor) and not leaf.is_complex()
         }
 
-    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
-        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set."""
+    def _set(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Have the module take ``plain``, and those of ``tensors`` that are not its own. The others are set."""
         own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
-        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         rest = {key: value for key, value in tensors.items() if _address(value) not in own} | plain
         if rest:
             names = {user_name(self._module, each): each for each in self._module.state_dict()}
