@@ -68,12 +68,10 @@ class Cases:
                 error = self._wait(process, failed)
             lines = output.read_text(errors="replace").splitlines()
             found = json.loads(result.read_text()) if result.exists() else None
-        if isinstance(found, dict) and "error" in found:
-            error, found = found["error"], None
-        elif found is None and not error:
+        if found is not None:
+            error = found.get("error", "")
+        elif not error:
             error = _reason(process.returncode, lines)
-        elif found is not None:
-            error = ""
         if error:
             self._store.set(failed, "")
         errors = self.gather(f"ended-{self._number}", error)
@@ -133,8 +131,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(3.0)
-        return
-    process.kill()
+    process.kill()  # nothing, if it has ended
     process.wait()
 
 
