@@ -206,12 +206,10 @@ class Fetcher:
         with self._store.reading(shard) as memory:
             if memory is None:
                 return False
-            try:
+            with contextlib.suppress(ShardError):
                 if shard not in self._checked:
                     verify(memory)
                 return True
-            except ShardError:
-                pass
         self._store.forget(shard)
         return False
 

@@ -7,6 +7,7 @@ all shards were written in the same attempt, so shards of two states never meet.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -163,9 +164,7 @@ def partners(nodes: Mapping[int, str]) -> dict[int, int]:
     """
     if len(nodes) < 2:
         return {}
-    sizes: dict[str, int] = {}
-    for node in nodes.values():
-        sizes[node] = sizes.get(node, 0) + 1
+    sizes = Counter(nodes.values())
     order = sorted(nodes, key=lambda pod: (-sizes[nodes[pod]], nodes[pod], pod))
     shift = max(sizes.values())
     shift = 1 if shift == len(nodes) else shift
