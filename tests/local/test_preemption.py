@@ -116,7 +116,7 @@ def test_sigterm_to_all_pods_twice_saves_once(train: Callable[..., Pods]) -> Non
 
 def test_a_step_that_takes_longer_than_the_grace_period_ends_without_a_save(train: Callable[..., Pods]) -> None:
     job = train(FLK_GRACE="5")  # less, and a busy machine may end it before the leader has a step
-    reached(job, 1)
+    reached(job, 2)  # so all ranks have made a step, and ended it when they took the next batch
     (job.folder / "evaluate").touch()
     job.until(lambda: (job.folder / "evaluating").exists(), "rank 0 evaluates")
     job.running[1].terminate()
