@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, VerificationError, setting
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import host, trial
+from flk_runtime.system import trial
 from flk_runtime.system.text import last_line
 from flk_runtime.training.options import TIMEOUT
 
@@ -47,7 +47,7 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     if setting(user_env.WORKERS) > 1:
         raise SetupError(f"--verify compares the ranks of one group, and strategy diloco has several: {_CURE}")
     is_main = rank_info.rank == 0
-    port, port_alone = process_group.on_main(lambda: [str(port) for port in host.free_ports(2)])
+    port, port_alone = process_group.on_main(lambda: [str(port) for port in pod_layout.free_ports(2)])
     variables = {
         user_env.VERIFY: "",
         user_env.FULL_WORLD_SIZE: "",  # the samples of a step are those of the ranks that are there

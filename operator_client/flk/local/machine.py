@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import os
-import random
 import secrets
 import shutil
 import socket
@@ -91,21 +89,6 @@ def _outer_rendezvous(job: Job, port: int) -> dict[str, str]:
         return {pod_env.SERVICE_ADDRESS: diloco.hub, **given}
     port = pod_layout.SERVICE_PORT if secret else port
     return {pod_env.SERVICE_ADDRESS: f"127.0.0.1:{port}", pod_env.SERVICE: HUB_MODULE, **given}
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports, each another one, for what serves in a run: launchers and a hub.
-
-    They are below net.ipv4.ip_local_port_range, so that no connection takes one before a launcher listens or restarts.
-    """
-    return [port for port in random.sample(range(20_000, 32_768), count + 100) if _is_free(port)][:count]
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
-        return True
-    return False
 
 
 _WSL = Path("/dev/dxg")  # the device of all GPUs where Linux runs in Windows

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from flk.errors import FlkError, UsageError
-from flk.local.machine import count_gpus, free_ports, interpreter, launcher_variables, on_cpus, shares
+from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cpus, shares
 from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.shown import Shown
 from flk.spec.job import Job
@@ -79,7 +79,7 @@ class LocalRun:
             memory() as in_memory,
             self._handled_signals(),
         ):
-            hub, *self._ports = free_ports(1 + self._job.workers)
+            hub, *self._ports = pod_layout.free_ports(1 + self._job.workers)
             shared = launcher_variables(self._job, self._folder, Path(scratch), self._python, hub)
             self._base = shared | in_memory
             if self._on_cpus:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract.failure import kind_of_text
+from flk_runtime.contract.pod_layout import free_ports
 from flk_runtime.discovery import RankInfo
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.system import host, trial
+from flk_runtime.system import trial
 from flk_runtime.system.text import last_line
 
 _MODULE: Final = "flk_plan.bench.script"
@@ -52,7 +53,7 @@ class Cases:
     def run(self, request: dict[str, Any], command: list[str], variables: dict[str, str]) -> Ended:
         """Run ``command``, a script, by `flk_plan.bench.script` with this request. Collective."""
         self._number += 1
-        (port,), *_ = self.gather(f"port-{self._number}", host.free_ports(1))
+        (port,), *_ = self.gather(f"port-{self._number}", free_ports(1))
         environment = trial.trial_environment() | variables | {"MASTER_PORT": str(port)}
         failed = f"failed-{self._number}"
         with tempfile.TemporaryDirectory(prefix="flk-") as folder:

@@ -66,3 +66,26 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that names the GPUs that a
 def gpu_names(visible: str) -> list[str]:
     """Return the numbers and UUIDs of the GPUs that a value of VISIBLE_GPUS names; -1 names none."""
     return [name for name in map(str.strip, visible.split(",")) if name not in ("", "-1")]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different TCP ports that are free now, in this container or on this machine.
+
+    They are below net.ipv4.ip_local_port_range, so that no other process gets one as its local port before it is used.
+    """
+    import itertools  # what only some commands need is imported late
+    import random
+
+    ports = random.SystemRandom().sample(range(20_000, 32_768), count + 100)  # not by the script's generator
+    return list(itertools.islice(filter(_is_free, ports), count))
+
+
+def _is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -8,7 +8,6 @@ import fcntl
 import ipaddress
 import math
 import os
-import random
 import re
 import resource
 import select
@@ -121,23 +120,6 @@ def write_all(fd: int, data: bytes) -> None:
                 view = view[os.write(fd, view) :]
             except BlockingIOError:  # a process that has the same terminal or pipe has made it non-blocking
                 select.select([], [fd], [])
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports of this container that are free now, each another one.
-
-    They are below net.ipv4.ip_local_port_range: another process that connects, or listens at any port, takes none of
-    them before it is used.
-    """
-    chosen = random.SystemRandom().sample(range(20_000, 32_768), count + 100)  # not by the script's generator
-    return [port for port in chosen if _is_free(port)][:count]
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.bind(("", port))
-        return True
-    return False
 
 
 def is_loopback(address: str) -> bool:

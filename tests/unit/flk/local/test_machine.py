@@ -10,7 +10,7 @@ import pytest
 
 from flk.errors import UsageError
 from flk.local import run
-from flk.local.machine import count_gpus, free_ports, interpreter, launcher_variables, on_cpus, shares
+from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cpus, shares
 from flk.spec.job import Job, validated
 from flk.spec.parts import HUB_MODULE
 from flk_runtime.contract import pod_env
@@ -158,7 +158,3 @@ def test_workers_of_diloco_meet_at_the_hub_of_this_job_or_of_another(
     values = launcher_variables(job, tmp_path, tmp_path, (sys.executable, ""), 20_100)
     assert values[pod_env.SERVICE_ADDRESS] == hub
     assert values.get(pod_env.SERVICE) == (None if diloco else HUB_MODULE)
-
-
-def test_the_workers_and_the_hub_of_a_run_have_ports_of_their_own() -> None:
-    assert len({*free_ports(1000)}) == 1000
