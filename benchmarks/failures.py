@@ -47,11 +47,11 @@ LAUNCHERS = 2
 RESTARTS = 100_000
 LOOP = str(Path(__file__).with_name("failing_loop.py"))
 STEP_LIMIT, FAULT_LIMIT = 1.0, 60.0  # seconds that a step and a fault may take at most, on a machine that is busy
-# The peers, and whether this machine has them, or can get them.
-PEERS: Final[dict[str, Callable[[], bool]]] = {
+# The peers, and a function whose result is true if this machine has them, or can get them.
+PEERS: Final[dict[str, Callable[[], object]]] = {
     "torchrun": lambda: True,
-    **{name: partial(lambda each: bool(each.folder()), each) for name, each in launch.FT_LAUNCHERS.items()},
-    "torchft": lambda: bool(launch.packages_folder(TORCHFT, TORCHFT_NEEDS)),
+    **{name: launcher.folder for name, launcher in launch.FT_LAUNCHERS.items()},
+    "torchft": lambda: launch.packages_folder(TORCHFT, TORCHFT_NEEDS),
 }
 LIGHTHOUSE = (
     "import sys, time; from torchft.coordination import LighthouseServer; "

@@ -118,7 +118,10 @@ class Forwarding:
         self._pod.close()
 
     def receive(self) -> None:
-        """Send the pod's bytes to the client, and end its connection. Raises FlkError, and OSError if it has."""
+        """Send the pod's bytes to the client, and end the client's connection after the last one.
+
+        Raises FlkError if the connection to the pod fails, and OSError if the client has closed its own.
+        """
         try:
             while data := self._pod.receive():
                 self._received += len(data)

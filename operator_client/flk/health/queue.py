@@ -276,10 +276,10 @@ def _sent_elsewhere(view: JobView) -> Found | None:
     named = [str((each.get("status") or {}).get("clusterName") or "") for each in view.seen.workloads]
     where = f"cluster {named[0]}" if any(named) else "another cluster"
     lacking = view.from_flk and not view.runs_elsewhere and not view.failed
+    lacks = ", but not the ConfigMaps and the Secret that they need" if lacking else ""
     admitted = [conditions(each).get("Admitted") or {} for each in view.seen.workloads]
     return Found(
-        f"Kueue (MultiKueue) has {where} run the job: its pods and their logs are there"
-        + lacking * ", but not the ConfigMaps and the Secret that they need",
+        f"Kueue (MultiKueue) has {where} run the job: its pods and their logs are there{lacks}",
         f"{'submit it there' if lacking else 'give commands'}, with the --context of {where}",
         [Evidence(view.subject, MULTIKUEUE, view.target.suspend_path.replace("suspend", "managedBy"), view.created)],
         since=max([view.created, *(timestamp(each.get("lastTransitionTime")) for each in admitted)]),

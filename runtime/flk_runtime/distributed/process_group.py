@@ -88,7 +88,10 @@ def _reduce(values: Sequence[int], operation: Any) -> Callable[[], list[int]]:
 
 
 def decide(value: Any, choose: Callable[[list[Any]], T]) -> T:
-    """What ``choose`` makes on rank 0 of the values of all ranks, in the order of ranks. As `on_main`. Collective."""
+    """Call ``choose`` on rank 0 with the values of all ranks, and return its result on every rank. Collective.
+
+    The values are in the order of ranks, and travel by pickle. Results and errors are as in `on_main`.
+    """
     if world_size() == 1:
         return choose([value])
     values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

@@ -39,11 +39,12 @@ def _connected(request: dict[str, Any]) -> socket.socket | None:
 
     The launcher may remove the folders of former attempts meanwhile.
     """
-    pattern = f"{tempfile.gettempdir()}/{request['folders']}/attempt_*/{request['local_rank']}/observer.socket"
-    for path in sorted(glob.glob(pattern), key=lambda each: int(each.split("/")[-3].rpartition("_")[2]), reverse=True):
+    root = tempfile.gettempdir()
+    found = glob.glob(f"{request['folders']}/attempt_*/{request['local_rank']}/observer.socket", root_dir=root)
+    for path in sorted(found, key=lambda each: int(each.split("/")[-3].rpartition("_")[2]), reverse=True):
         connection = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
-            os.chdir(os.path.dirname(path))  # the path of a Unix socket has at most 107 bytes
+            os.chdir(os.path.join(root, os.path.dirname(path)))  # the path of a Unix socket has at most 107 bytes
             connection.settimeout(_ANSWER_TIMEOUT)
             connection.connect(os.path.basename(path))
             return connection

@@ -468,7 +468,7 @@ class Leader:
 def leading(
     settings: Settings, log: Callable[[str], None], telemetry: Keeper | None = None
 ) -> Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader]:
-    """What makes the leader of a server of the two functions that the server has: see `Leader`."""
+    """Return a function that makes the leader from the two functions that its server passes, see `Leader`."""
     return lambda send, serve_attempt_store: Leader(
         settings, send, serve_attempt_store, log, time.monotonic(), telemetry
     )

@@ -18,6 +18,8 @@ def test_the_rank_of_the_newest_attempt_is_asked_also_while_folders_of_others_go
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher removes the folder of an attempt when the next one starts."""
+    tmp_path /= "tmp[1]"  # which is no pattern
+    tmp_path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     listeners = []
