@@ -91,7 +91,7 @@ def _meet_by_horovod(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, i
     import horovod.torch as hvd
 
     hvd.init()
-    made = store.serve() if info.rank == 0 else None
+    made = store.serve(deadline) if info.rank == 0 else None
     master: tuple[str, int] = hvd.broadcast_object((store.own_address(), int(made.port)) if made else None, root_rank=0)
     return made or store.connect(info, *master, deadline), master
 

@@ -54,9 +54,9 @@ def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
         interval = min(1.0, interval * 1.5)
 
 
-def serve() -> Any:
+def serve(deadline: float) -> Any:
     """A new store at any free port of this node."""
-    return _tcp_store("localhost", 0, _ATTEMPT, serve=True)
+    return _tcp_store("localhost", 0, max(1.0, deadline - time.monotonic()), serve=True)
 
 
 def own_address() -> str:

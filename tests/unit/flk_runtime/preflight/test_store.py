@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import RendezvousError
@@ -36,3 +37,13 @@ def test_each_failure_has_its_own_sentence(
         store.connect(INFO, address, 29500, time.monotonic())
     assert str(raised.value).startswith("rank 3 on node ")
     assert f"did not reach the master {address}:29500 {said}" in str(raised.value)
+
+
+def test_a_store_that_starts_slowly_is_awaited_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> str:
+        time.sleep(0.1)
+        return "a store"
+
+    monkeypatch.setattr(dist, "TCPStore", start)
+    monkeypatch.setattr(store, "_ATTEMPT", 0.01)
+    assert store.serve(time.monotonic() + 60) == "a store"
