@@ -123,11 +123,9 @@ class Exchange:
         self._acceptor.close()
 
     def _serve(self, peer: Peer, address: str) -> None:
-        with contextlib.suppress(OSError):  # the other side has ended, and says why if it can
+        with contextlib.suppress(OSError):  # the other side has ended, and says why if it can, or it was silent
             while True:
-                peer.set_timeout(None)
                 message, length = peer.receive()
-                peer.set_timeout(self._settings.lease)
                 match message:
                     case Put(shard, keep):
                         self._take(peer, shard, length, keep)
@@ -250,7 +248,10 @@ _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which 
 
 
 class Partner:
-    """Sends shards to the partner. Any thread may call the methods; each call has a connection of its own."""
+    """Sends shards to the partner. Any thread may call the methods.
+
+    Each call has a connection for itself, which a later call goes on with: ranks may save in each step.
+    """
 
     def __init__(
         self,
@@ -263,6 +264,7 @@ class Partner:
         self._settings, self._store, self._partner, self._log = settings, store, partner, log
         self._lock = threading.Lock()
         self._used: set[Peer] = set()
+        self._idle: list[tuple[Peer, float]] = []  # with the time since which nothing is under way, time.monotonic
         self._stopped = False
         self._unreachable_until = 0.0  # time.monotonic
         self._complained = False
@@ -298,13 +300,26 @@ class Partner:
             self._stopped = True
             for connection in self._used:
                 connection.interrupt()  # else the next attempt waits for the files into which the partner receives
+            while self._idle:
+                self._idle.pop()[0].close()
+
+    def _connect(self, address: tuple[str, int]) -> Peer:
+        """A connection that was used a moment ago, so that the partner still keeps it, or else a new one."""
+        with self._lock:
+            while self._idle:
+                connection, since = self._idle.pop()
+                if time.monotonic() - since < self._settings.lease / 2:
+                    return connection
+                connection.close()
+        return connect(address, self._settings)
 
     def _send(self, address: tuple[str, int], shard: ShardId, keep: CheckpointId | None) -> bool:
-        connection = connect(address, self._settings)
+        connection = self._connect(address)
         with self._lock:
             self._used.add(connection)
             if self._stopped:
                 connection.interrupt()
+        sent = False
         try:
             with self._store.reading(shard) as memory:
                 if memory is None:  # its attempt has ended
@@ -312,11 +327,15 @@ class Partner:
                 with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
                     connection.send(Put(shard, keep), content)
                 expect(connection, Done)
-                return True
+                sent = True
         finally:
             with self._lock:
                 self._used.discard(connection)
-            connection.close()
+                if sent and not self._stopped:
+                    self._idle.append((connection, time.monotonic()))
+                else:
+                    connection.close()
+        return sent
 
     def _give_up(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:
         self._unreachable_until = time.monotonic() + _PAUSE

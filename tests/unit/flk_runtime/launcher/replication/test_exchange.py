@@ -168,6 +168,58 @@ def test_a_damaged_shard_of_the_own_pod_is_fetched(tmp_path: Path, serve: Callab
     assert path.read_bytes()[DATA_BEGIN + SIZE // 2] == 0
 
 
+@pytest.fixture
+def partner(tmp_path: Path, serve: Callable[..., int]) -> Iterator[Partner]:
+    """A partner that holds what it gets."""
+    copies = ShardStore(tmp_path / "copies", 1 << 30)
+    copies.keep_only(None, attempt="first")
+    copies.reserve("first", {0: SIZE + 4096}, 1)
+    other = Partner(SETTINGS, holding(tmp_path / "own"), (1, ("127.0.0.1", serve(copies))), print)
+    yield other
+    other.stop()
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[exchange.Peer]:
+    """The connections that are made."""
+    made: list[exchange.Peer] = []
+    connect = exchange.connect
+
+    def kept(*arguments: object) -> exchange.Peer:
+        made.append(connect(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(exchange, "connect", kept)
+    return made
+
+
+def test_a_save_goes_on_with_the_connection_of_the_save_before(
+    partner: Partner, connections: list[exchange.Peer]
+) -> None:
+    assert [partner.send(SHARD) for _ in range(3)] == [True] * 3
+    assert len(connections) == 1
+
+
+def test_a_connection_that_was_not_used_for_long_is_made_anew(
+    partner: Partner, connections: list[exchange.Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partner may have closed it, or what is between the pods may have forgotten it."""
+    now = exchange.time.monotonic
+    assert partner.send(SHARD)
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: now() + SETTINGS.lease)
+    assert partner.send(SHARD)
+    assert len(connections) == 2
+
+
+def test_a_connection_that_broke_between_two_saves_is_made_anew(
+    partner: Partner, connections: list[exchange.Peer]
+) -> None:
+    assert partner.send(SHARD)
+    connections[0].interrupt()
+    assert partner.send(SHARD)
+    assert len(connections) == 2
+
+
 PARTNERS_SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
 
 
