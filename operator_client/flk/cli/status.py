@@ -11,11 +11,10 @@ from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError
 from flk.spec.units import short_duration
 from flk.user.terminal import printable, styled
-from flk_runtime.contract.quantities import plural
+from flk_runtime.contract.quantities import format_ranges, plural
 from flk_runtime.contract.record import TIME_CAUSES, Goodput
 
 if TYPE_CHECKING:
-    from flk.jobs.answer import Answer
     from flk.jobs.state import AttemptState, State
     from flk.observe.client import JobClient, JobRef
     from flk.observe.model import PodState
@@ -37,19 +36,11 @@ def status(
     Exits with 103 if a job was deleted before it had ended, else with 0; `flk wait --timeout 0` exits with the job's
     exit code. `flk top` shows a job live.
     """
-    chosen = Chosen.of(jobs, selector, context, namespace, command="status")
-    states: list[dict[str, Any]] = []
-    code = _show_all(chosen, output, states)
-    if output == "json":
-        print(items_text(states) if chosen.as_list else json_text(states[0]))
-    return code
-
-
-def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
-    """Print the status of the jobs, or add their states as data to ``states``; return the worst exit code."""
     from flk.jobs.listing import look_at_all
 
+    chosen = Chosen.of(jobs, selector, context, namespace, command="status")
     notes: dict[JobRef, str] = {}
+    as_data: list[dict[str, Any]] = []  # the states, for JSON
     codes = []
     for job, looked in look_at_all(chosen.client, chosen.jobs, notes.__setitem__):
         try:
@@ -57,23 +48,19 @@ def _show_all(chosen: Chosen, output: str, states: list[dict[str, Any]]) -> int:
                 raise looked
             if job in notes:
                 note(notes[job])
-            if output != "json" and job != chosen.jobs[0]:
-                print()
-            codes.append(_show(chosen.client.for_job(job), looked, output, states))
+            state = looked.state
+            if output == "json":
+                as_data.append(state.to_dict())
+            else:
+                text = status_text(state, chosen.client.for_job(job), wide=output == "wide")
+                sys.stdout.write(text if job == chosen.jobs[0] else f"\n{text}")
+                sys.stdout.flush()
+            codes.append(state.code if state.was_deleted else 0)
         except FlkError as error:
             codes.append(chosen.failed(job, error))
-    return worst(codes)
-
-
-def _show(client: JobClient, answer: Answer, output: str, states: list[dict[str, Any]]) -> int:
-    """Print the status of a job, or add its state as data to ``states``; return the job's share of the exit code."""
-    state = answer.state
     if output == "json":
-        states.append(state.to_dict())
-    else:
-        sys.stdout.write(status_text(state, client, wide=output == "wide"))
-        sys.stdout.flush()
-    return state.code if state.was_deleted else 0
+        print(items_text(as_data) if chosen.as_list else json_text(as_data[0]))
+    return worst(codes)
 
 
 _SHOWN: Final = 32  # pods in the text format
@@ -106,14 +93,11 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     if state.progress:
         lines.append(progress_line(state))
     if state.saved_step is not None:
-        in_storage = "" if state.stored_step is None else f", in storage: step {state.stored_step}"
-        # Launchers tell of it from time to time: more may have been saved since.
-        ago = "" if state.finished or not state.goodput else short_duration(now - state.goodput.until)
-        lines.append(f"newest checkpoint: step {state.saved_step}{in_storage}{ago and f', as of {ago} ago'}")
+        lines.append(_checkpoint_line(state, now))
     if state.goodput and state.goodput.share is not None:
         lines.append(_goodput_line(state.goodput))
     if state.attempts:
-        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
+        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide=wide)]
     if state.pods:
         lines += ["", *pods_table(state, wide=wide)]
     for each in state.quarantine:
@@ -132,6 +116,16 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     phase = str(state.phase)
     shown[0] = shown[0].replace(f" {phase}", f" {styled(phase, phase_style(phase), sys.stdout)}", 1)
     return "".join(f"{line}\n" for line in shown)
+
+
+def _checkpoint_line(state: State, now: float) -> str:
+    """Return one line about the newest checkpoint.
+
+    Launchers tell of it from time to time, so more may have been saved since.
+    """
+    in_storage = "" if state.stored_step is None else f", in storage: step {state.stored_step}"
+    told = "" if state.finished or not state.goodput else f", as of {short_duration(now - state.goodput.until)} ago"
+    return f"newest checkpoint: step {state.saved_step}{in_storage}{told}"
 
 
 def _goodput_line(goodput: Goodput) -> str:
@@ -162,15 +156,18 @@ def _shape(state: State) -> str:
     return shape + (f", {plural(state.spares, 'spare')}" if state.spares else "")
 
 
-def _attempts(state: State, now: float, wide: bool) -> list[str]:
+def _attempts(state: State, now: float, *, wide: bool) -> list[str]:
     """Return the table of attempts. Attempts in a row that failed in the same way are one line."""
-    rows: list[tuple[AttemptState, AttemptState]] = []  # first and last of each line
+    lines: list[list[AttemptState]] = []  # the attempts of each line
     elastic = state.min_size < state.max_size
     for attempt in state.attempts:
-        same = rows and not wide and attempt.cause and attempt.cause == rows[-1][1].cause
-        rows[-1:] = [(rows[-1][0], attempt)] if same else [*rows[-1:], (attempt, attempt)]
+        if lines and not wide and attempt.cause and attempt.cause == lines[-1][-1].cause:
+            lines[-1].append(attempt)
+        else:
+            lines.append([attempt])
     cells = []
-    for first, last in rows:
+    for line in lines:
+        first, last = line[0], line[-1]
         numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
         time = short_duration((last.ended or now) - first.started)
         count = last.number - first.number + 1
@@ -183,7 +180,7 @@ def _attempts(state: State, now: float, wide: bool) -> list[str]:
 
 
 def _begin(attempt: AttemptState) -> str:
-    """Where an attempt began, and how many steps of the one before it were lost."""
+    """Return the step at which an attempt began, and how many steps of the attempt before it were lost."""
     if attempt.restored is None:
         return ""
     source = f" in {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""
@@ -194,27 +191,20 @@ def _begin(attempt: AttemptState) -> str:
 def pods_table(state: State, *, wide: bool) -> list[str]:
     """Return the table of pods, or with ``wide`` of ranks. Pods of one worker make their steps together."""
     progress = {item.rank: item for item in state.progress}
-    together = len(state.pods) // state.workers * state.processes  # ranks that make their steps together
-    chosen = [
-        pod
-        for pod in state.pods
-        if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
-    ]
-    shown = (
-        chosen
-        if wide or len(chosen) <= _SHOWN
-        else sorted(chosen, key=lambda pod: pod.phase not in ("Failed", "Unknown"))[:_SHOWN]
-    )
+    worker_size = len(state.pods) // state.workers * state.processes  # ranks of one worker
+    shown = state.pods if wide else _most_telling(state.pods)
     header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *_MEASURED, "REASON"]
     rows = []
     for pod in shown:
-        for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
-            numbers = "-".join(dict.fromkeys(map(str, (*ranks[:1], *ranks[-1:]))))
-            known = next((progress[rank] for rank in ranks if rank in progress), None)
-            runs = ranks and str(pod.phase) == "Running"
-            of_all = progress.get(ranks[0] // together * together) if runs else None
-            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
-            rows.append([*cells, *_measured(known, of_all), _reason(pod, state, wide)])
+        # A pod that takes part in no attempt has no ranks, and still a row.
+        ranks_of_rows = [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]
+        for ranks in ranks_of_rows:
+            own = next((progress[rank] for rank in ranks if rank in progress), None)
+            of_worker = None
+            if ranks and pod.phase == "Running":
+                of_worker = progress.get(ranks[0] // worker_size * worker_size)  # the first rank tells of all
+            cells = [pod.name, format_ranges(ranks), str(pod.phase), str(pod.restarts), pod.node]
+            rows.append([*cells, *_measured(own, of_worker), _reason(pod, state, wide=wide)])
     width = 0 if wide else width_of(sys.stdout)
     lines = table(header, rows, without=() if progress else _MEASURED, width=width)
     left = len(state.pods) - len(shown)
@@ -223,15 +213,26 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
     return lines
 
 
-def _measured(progress: Progress | None, of_all: Progress | None) -> list[str]:
-    """Return step, time and loss of a rank; of one that prints none the step that all ranks make together."""
-    if progress is None:
-        return [str(of_all.step) if of_all else "", "", ""]
-    time = "" if progress.step_time is None else f"{progress.step_time:.3g}s"
-    return [str(progress.step), time, "" if progress.loss is None else f"{progress.loss:.4g}"]
+def _most_telling(pods: list[PodState]) -> list[PodState]:
+    """Return the pods that a limited table shows: of more than fit, pod 0 and those in trouble, the failed first."""
+    if len(pods) <= _SHOWN:
+        return pods
+    chosen = [pod for pod in pods if pod.index == 0 or pod.phase not in ("Running", "Succeeded")]
+    if len(chosen) > _SHOWN:
+        chosen.sort(key=lambda pod: pod.phase not in ("Failed", "Unknown"))
+    return chosen[:_SHOWN]
 
 
-def _reason(pod: PodState, state: State, wide: bool) -> str:
+def _measured(own: Progress | None, of_worker: Progress | None) -> list[str]:
+    """Return step, time and loss of a rank. A rank that prints none has the step that its worker makes together."""
+    if own is None:
+        return [str(of_worker.step) if of_worker else "", "", ""]
+    time = "" if own.step_time is None else f"{own.step_time:.3g}s"
+    loss = "" if own.loss is None else f"{own.loss:.4g}"
+    return [str(own.step), time, loss]
+
+
+def _reason(pod: PodState, state: State, *, wide: bool) -> str:
     """Return why a pod does not run; without its message if the job's cause, shown above, concerns the pod."""
     if not wide and state.cause and pod.name in state.cause.pods:
         return pod.reason
