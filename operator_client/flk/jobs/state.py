@@ -153,7 +153,29 @@ class State:
 
 def derive(seen: JobView) -> State:
     """Return the state of a job that exists."""
-    base = State(
+    facts = _facts(seen)
+    if seen.succeeded and not seen.failed:
+        state = _succeeded(facts, seen)
+    else:
+        from flk.health import find  # and all causes, which a list of jobs that have succeeded does not need
+
+        cause = next(iter(find(seen)), None)
+        facts = replace(facts, cause=cause)
+        state = _failed(facts, seen, cause) if seen.failed else _unfinished(facts, seen, cause)
+    attempts = _attempts(seen, state)
+    if attempts:
+        began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
+        state = replace(state, attempts=attempts, started=began)
+    outcome = seen.record and seen.record.outcome  # after a success, nobody waits for pods that still end
+    if state.phase is Phase.RESTARTING and not state.message and outcome != "succeeded":
+        state = replace(state, message=_awaited(seen))
+    state = replace(state, since=_since(state, seen))
+    return state if seen.gone is None else deleted(state, now=seen.gone)
+
+
+def _facts(seen: JobView) -> State:
+    """Return what is known of a job whatever its phase. The phase and what depends on it follow."""
+    facts = State(
         name=seen.name,
         namespace=seen.namespace,
         uid=seen.uid,
@@ -171,42 +193,35 @@ def derive(seen: JobView) -> State:
         processes=seen.processes,
         workers=seen.workers,
         ready=sum(pod.is_up for pod in seen.pods),
-        restarts=seen.record.restarts if seen.record else 0,
-        max_restarts=seen.record.max_restarts if seen.record else None,
-        disruptions=seen.record.disruptions if seen.record else 0,
-        max_disruptions=seen.record.max_disruptions if seen.record else None,
         owner=seen.annotations.get(labels.OWNER, ""),
         image=seen.image,
         slow=seen.slow,
         goodput=seen.goodput,
-        saved_step=seen.record.saved if seen.record else None,
-        stored_step=seen.record.stored if seen.record else None,
         code_hash=seen.annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         unread=seen.unread_record,
         progress=list(seen.seen.progress),
     )
-    if seen.succeeded and not seen.failed:
-        state = _succeeded(base, seen)
-    else:
-        from flk.health import find  # and all causes, which a list of jobs that have succeeded does not need
+    record = seen.record
+    if record is None:
+        return facts
+    return replace(
+        facts,
+        restarts=record.restarts,
+        max_restarts=record.max_restarts,
+        disruptions=record.disruptions,
+        max_disruptions=record.max_disruptions,
+        saved_step=record.saved,
+        stored_step=record.stored,
+    )
 
-        cause = next(iter(find(seen)), None)
-        base = replace(base, cause=cause)
-        state = _failed(base, seen, cause) if seen.failed else _unfinished(base, seen, cause)
-    attempts = _attempts(seen, state)
-    if attempts:
-        began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
-        state = replace(state, attempts=attempts, started=began)
-    outcome = seen.record and seen.record.outcome  # after a success, nobody waits for pods that still end
-    if state.phase is Phase.RESTARTING and not state.message and outcome != "succeeded":
-        from flk.health.cause import subject
 
-        away = [pod for pod in seen.pods if not pod.is_up and (not seen.resizable or pod.index in seen.members)]
-        waits = f"it waits for {subject(away)} to run again" if away else "the launchers meet for the next attempt"
-        state = replace(state, message=waits)
-    state = replace(state, since=_since(state, seen))
-    return state if seen.gone is None else deleted(state, now=seen.gone)
+def _awaited(seen: JobView) -> str:
+    """Return what the next attempt of a job waits for."""
+    from flk.health.cause import subject
+
+    away = [pod for pod in seen.pods if not pod.is_up and (not seen.resizable or pod.index in seen.members)]
+    return f"it waits for {subject(away)} to run again" if away else "the launchers meet for the next attempt"
 
 
 def unreadable(job: Object, error: Exception) -> State:
@@ -246,13 +261,13 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     )
 
 
-def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
+def _failed(facts: State, seen: JobView, cause: Finding | None) -> State:
     from flk.health import job_failure
 
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
     return replace(
-        base,
+        facts,
         phase=Phase.FAILED,
         code=cause.exit_code if cause else int(ExitCode.INFRASTRUCTURE),
         reason=cause.code if cause else "",
@@ -263,13 +278,13 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
     )
 
 
-def _succeeded(base: State, seen: JobView) -> State:
+def _succeeded(facts: State, seen: JobView) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
     pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.absent else p for p in seen.pods]
     ready = sum(pod.is_up for pod in pods)
-    started = base.started or timestamp(seen.status.get("startTime")) or None
+    started = facts.started or timestamp(seen.status.get("startTime")) or None
     return replace(
-        base,
+        facts,
         phase=Phase.SUCCEEDED,
         code=int(ExitCode.DONE),
         ended=seen.ended,
@@ -280,38 +295,53 @@ def _succeeded(base: State, seen: JobView) -> State:
     )
 
 
-def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
+def _unfinished(facts: State, seen: JobView, cause: Finding | None) -> State:
     if seen.deletion_began:
-        return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
-    if cause is not None:
-        base = replace(base, reason=cause.code, message=cause.sentence)
-    stuck = cause is not None and cause.is_stuck(seen.now)
-    if seen.suspended and not (seen.queue and stuck):  # that nothing will start: Kueue is not there
-        preempted = cause is not None and cause.code in ("PreemptedByQueue", "WorkloadDeactivated")
-        return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
-    if _trains_with_some_pods(seen) or seen.runs_elsewhere:
-        return replace(base, phase=Phase.RUNNING)
-    if cause is not None and stuck and not _others_suffice(seen, cause):
-        return replace(base, phase=Phase.STUCK, code=cause.exit_code)
-    if cause is not None and cause.code == "Preempted":
-        return replace(base, phase=Phase.PREEMPTED)
-    if base.ready == base.replicas:
-        last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
-        # The record lags behind the pods until their launchers have met. A container that has started since the attempt
-        # has no launcher in it, where all pods take part.
-        over = last is not None and not seen.resizable and _started_since(last.started, seen)
-        if last is not None and (last.failure is not None or over):
-            return replace(base, phase=Phase.RESTARTING)
-        if cause is not None and last is None and seen.from_flk:
-            return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
-        from flk.health import cause_of
+        return replace(facts, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
+    phase = _phase(seen, cause)
+    if cause is None:
+        return replace(facts, phase=phase)
+    code = cause.exit_code if phase is Phase.STUCK else facts.code
+    return replace(facts, phase=phase, code=code, reason=cause.code, message=cause.sentence)
 
-        known = cause_of(cause.code) if cause else None
-        goes_on = cause is None or (known is not None and known.goes_on)
-        return replace(base, phase=Phase.RUNNING if goes_on else Phase.RESTARTING)
+
+def _phase(seen: JobView, cause: Finding | None) -> Phase:
+    """Return the phase of a job that has not ended and is not being deleted. The first answer that fits counts."""
+    stuck = cause is not None and cause.is_stuck(seen.now)
+    if seen.suspended and not (seen.queue and stuck):  # a queue that is stuck starts nothing: Kueue is not there
+        if cause is not None and cause.code in ("PreemptedByQueue", "WorkloadDeactivated"):
+            return Phase.PREEMPTED
+        return Phase.QUEUED if seen.queue else Phase.SUSPENDED
+    if _trains_with_some_pods(seen) or seen.runs_elsewhere:
+        return Phase.RUNNING
+    if cause is not None and stuck and not _others_suffice(seen, cause):
+        return Phase.STUCK
+    if cause is not None and cause.code == "Preempted":
+        return Phase.PREEMPTED
+    if all(pod.is_up for pod in seen.pods):
+        return _phase_with_all_pods(seen, cause)
+    if seen.began:
+        return Phase.RESTARTING
     without_node = any(pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
-    phase = Phase.RESTARTING if seen.began else Phase.PENDING if without_node else Phase.STARTING
-    return replace(base, phase=phase)
+    return Phase.PENDING if without_node else Phase.STARTING
+
+
+def _phase_with_all_pods(seen: JobView, cause: Finding | None) -> Phase:
+    """Return the phase of a job whose pods all run. The record lags behind them until their launchers have met."""
+    last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
+    if last is not None and last.failure is not None:
+        return Phase.RESTARTING
+    # Where all pods take part, a container that has started since the attempt has no launcher of the attempt in it.
+    if last is not None and not seen.resizable and _started_since(last.started, seen):
+        return Phase.RESTARTING
+    if cause is None:
+        return Phase.RUNNING
+    if last is None and seen.from_flk:
+        return Phase.STARTING  # the launchers have not met yet
+    from flk.health import cause_of
+
+    known = cause_of(cause.code)
+    return Phase.RUNNING if known is not None and known.goes_on else Phase.RESTARTING
 
 
 def _trains_with_some_pods(seen: JobView) -> bool:
@@ -329,6 +359,7 @@ def _others_suffice(seen: JobView, cause: Finding) -> bool:
 
 
 def _started_since(began: float, seen: JobView) -> list[float]:
+    """Return when containers have started since an attempt ``began``, by the clocks of their nodes."""
     return [pod.started for pod in seen.pods if pod.started and pod.started > began + CLOCK_SKEW]
 
 
@@ -338,16 +369,15 @@ def _disturbed(seen: JobView, last: AttemptState | None) -> float | None:
     troubled = [pod for pod in seen.pods if not pod.is_up]
     made = [created_at(seen.objects[pod.name]) for pod in troubled if pod.name in seen.objects]
     ended = [pod.ended or 0.0 for pod in troubled]
-    return (
-        max([*deleted, *made, *ended, *_started_since(last.started if last else seen.now, seen)], default=0.0) or None
-    )
+    started = _started_since(last.started if last else seen.now, seen)
+    return max([*deleted, *made, *ended, *started], default=0.0) or None
 
 
 def _since(state: State, seen: JobView) -> float | None:
     """Return when the phase began, as far as the objects tell."""
     suspended = seen.conditions.get("Suspended") or {}
     last = state.attempts[-1] if state.attempts else None
-    begun: dict[Phase, object] = {
+    begun: dict[Phase, float | None] = {
         Phase.SUCCEEDED: state.ended,
         Phase.FAILED: state.ended,
         Phase.TERMINATING: seen.deletion_began,
@@ -357,9 +387,8 @@ def _since(state: State, seen: JobView) -> float | None:
         Phase.RESTARTING: (last.ended if last else None) or _disturbed(seen, last),
     }
     if state.phase is Phase.RESTARTING and not begun[state.phase]:
-        return None  # and not since the creation of the job
-    found = begun.get(state.phase) or (state.cause.since if state.cause else None) or state.created
-    return float(found) if isinstance(found, int | float) and found else None
+        return None  # nothing tells it; the time of the job's creation would be wrong
+    return begun.get(state.phase) or (state.cause.since if state.cause else None) or state.created or None
 
 
 def _attempts(seen: JobView, state: State) -> list[AttemptState]:
@@ -367,7 +396,7 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
     if record is None:
         return []
     attempts = []
-    step: int | None = None  # that the attempt before had made
+    reached: int | None = None  # the last step of the attempt before
     for attempt in record.attempts:
         failure = attempt.failure
         if failure is not None:
@@ -383,21 +412,20 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
         else:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended
-        pods = len(parse_ranges(attempt.pods))
-        lost = None if attempt.restored is None or step is None else max(0, step - attempt.restored)
+        lost = None if attempt.restored is None or reached is None else max(0, reached - attempt.restored)
         attempts.append(
             AttemptState(
-                attempt.number + 1,
-                attempt.started,
-                ended,
-                outcome,
-                cause,
-                pods,
-                failure,
-                attempt.restored,
-                attempt.restored_from,
-                lost,
+                number=attempt.number + 1,
+                started=attempt.started,
+                ended=ended,
+                outcome=outcome,
+                cause=cause,
+                pods=len(parse_ranges(attempt.pods)),
+                failure=failure,
+                restored=attempt.restored,
+                restored_from=attempt.restored_from,
+                steps_lost=lost,
             )
         )
-        step = attempt.step
+        reached = attempt.step
     return attempts
