@@ -8,13 +8,13 @@ that has no counterpart is refused by its path.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
-from itertools import count, dropwhile, takewhile
+from itertools import count
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from flk.errors import UsageError
+from flk.manifest.command import job_command, shell_word
 from flk.manifest.pod import USER, patched
 from flk.manifest.render import dumped
 from flk.spec import labels
@@ -27,36 +27,6 @@ from flk_runtime.contract.values import dataclass
 
 _ROLES: Final = ("Master", "Worker")
 _PODS: Final = "pytorchReplicaSpecs"
-_SHELL: Final = re.compile(r"(?:/bin/|/usr/bin/)?(?:ba|da|z)?sh")
-_PYTHON: Final = re.compile(r"(?:\S*/)?python[0-9.]*")
-_LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch")
-# torchrun's options without a value, but those that change what is started.
-_SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
-_CHANGES: Final = ("--no-python", "--run-path")
-_DYNAMIC: Final = frozenset("`$|<>;&*?(){}")  # what a shell would do something about
-_EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
-_BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
-# A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
-_OF_VARIABLES: Final = (
-    *("cd", "pushd", "export", "source", ".", "read", "mapfile", "readarray"),
-    *("declare", "typeset", "let", "local", "readonly"),
-)
-_OF_SHELLS: Final = (
-    *("eval", "exec", "alias", "trap", "ulimit", "umask", "unset"),
-    *("{", "if", "for", "while", "until", "case", "function"),
-)
-_ASSIGNMENT: Final = re.compile(r"\w+=")
-_NAMED: Final = re.compile(r"\$\$|\$\((\w+)\)")  # which Kubernetes replaces, $$ by $
-_UNEXPANDED: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)  # in its group
-_EXPANSION: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
-_QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
-_COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
-# In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
-_NO_SETUP: Final = re.compile(
-    r"(?<![&>])&(?![&>])|(?:^|[;&\n])\s*(?:test|\[\[?)\s[^&;\n]*&&\s*(?:cd|export)\s[^&;\n]*[;\n]"
-)
-_OUTSIDE: Final = re.compile(r"(?:-[^=]*=)?(?:\./)*\.\.(?:/|$)")
-_SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
 _VOLUMES: Final = ("api", "checkpoint", "ship", "work")
 _POD_NULLS: Final = dict.fromkeys(
     ("runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "seccompProfile")
@@ -296,9 +266,10 @@ class _Conversion:
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
-            folder, command = _command(words, folder, env, fields.get("processes", self.ranks))
-            env |= self._env(f"{where}.command", command.pop("exported", None), fields)[0]
-            fields |= command
+            command = job_command(words, folder, env, fields.get("processes", self.ranks))
+            folder = command.folder
+            env |= self._env(f"{where}.command", command.exported, fields)[0]
+            fields |= command.fields
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
         if (ranks := fields.get("processes", self.ranks)) == "cpu":
@@ -311,7 +282,7 @@ class _Conversion:
                 )
         # Ranks start in a folder of their own, where they may write. There they find the files of this one, also those
         # that the setup adds to it.
-        links = f"ln -sf {_place(folder)}/* ."
+        links = f"ln -sf {shell_word(folder)}/* ."
         fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
         for mount in self._mappings(f"{where}.volumeMounts", main.get("volumeMounts")):
             if PurePosixPath(folder).is_relative_to(str(mount.get("mountPath"))):
@@ -373,185 +344,6 @@ def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> tuple[
         else:
             resources.setdefault("extended", {})[name] = int(amount)
     return {name: amount for name, amount in resources.items() if amount is not None}, kept
-
-
-def _command(words: list[str], folder: str, env: Mapping[str, str], ranks: Any) -> tuple[str, dict[str, Any]]:
-    """Return the folder in which a container's command runs, and the fields for it. ``ranks``: those of a pod so far.
-
-    A folder that is relative is one in the image's WORKDIR. The fields are ``command``, and where it says so
-    ``processes``, ``setup`` and others; ``exported`` has the variables of a shell as a container's ``env`` has them.
-    Raises ValueError, which says why it cannot be the command of a job.
-    """
-    if not words:
-        raise ValueError("is that of the image, which flk does not know: write it into the manifest")
-    words = [_NAMED.sub(lambda found: env.get(found[1], found[0]) if found[1] else "$", word) for word in words]
-    setup, dynamic = dict[str, Any](), frozenset("$")
-    if _SHELL.fullmatch(words[0]):
-        folder, setup, words = _shell(words, folder, env)
-        dynamic = _DYNAMIC
-    if launched := _launched(words, ranks):
-        fields, words = launched
-    elif _PYTHON.fullmatch(words[0]):
-        fields, words = {"processes": 1}, _options(words)
-    elif words[0].startswith("-"):
-        raise ValueError(
-            "has arguments only, of the program that the image starts: write its command into the manifest"
-        )
-    elif not words[0].endswith(".py"):
-        raise ValueError(
-            f"starts {words[0]}: a job starts a Python script or a module, or by torchrun or accelerate launch"
-        )
-    else:
-        fields = {"processes": 1}
-    if not words or (words[0] != "-m" and words[0].startswith("-")):
-        raise ValueError("has no script and no module")
-    if changed := next((word for word in words if dynamic & {*word}), None):
-        raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
-    if words[0] != "-m":
-        words = [str(PurePosixPath(folder if folder.startswith("/") else "") / words[0]), *words[1:]]
-    if outside := next((word for word in words if _OUTSIDE.match(word)), None):
-        raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
-    return folder, {"command": words, **fields, **setup}
-
-
-def _options(words: list[str]) -> list[str]:
-    """Return the words after ``python`` and its options that change nothing for ranks."""
-    return [*dropwhile(lambda word: word in ("-u", "-O", "-B", "-s"), words[1:])]
-
-
-def _launched(words: list[str], ranks: Any = None) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the fields, and the script with its arguments, of a command that starts ranks; None of any other."""
-    module = _options(words) if _PYTHON.fullmatch(words[0]) else words
-    if module[:2] in (["accelerate", "launch"], ["-m", "accelerate.commands.launch"]):
-        return {}, ["-m", "flk_hosts.accelerate_launch", *module[2:]]
-    if PurePosixPath(words[0]).name == "torchrun":
-        return _torchrun(words[1:], ranks)
-    starts = module[:1] == ["-m"] and {*module[1:2]} & {*_LAUNCHERS}
-    return _torchrun(module[2:], ranks, passes_rank=module[1] == _LAUNCHERS[-1]) if starts else None
-
-
-def _torchrun(words: list[str], ranks: Any, *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that torchrun's options become, and the script with its arguments.
-
-    ``ranks`` are those of a pod, unless an option says so. ``passes_rank``: without --use-env, the launcher gives the
-    script the number of the rank in its pod, too.
-    """
-    fields: dict[str, Any] = {}
-    module = False
-    while words and words[0].startswith("-"):
-        option, _, value = words[0].partition("=")
-        option = option.replace("_", "-")  # torchrun takes both
-        if option in _CHANGES:
-            raise ValueError(f"{option} starts another program than a Python script")
-        words, passes_rank = words[1:], passes_rank and option != "--use-env"
-        if option in ("-m", "--module"):
-            module = True
-        elif option not in _SWITCHES and not value:
-            value, words = words[0] if words else "", words[1:]
-        if option == "--nproc-per-node" and value.isdecimal():
-            fields["processes"] = int(value)
-        elif option == "--nproc-per-node" and value == "auto":
-            fields["processes"] = value
-        elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
-            raise ValueError(f"{option}: must be a number (is {value!r})")
-        elif option == "--max-restarts":
-            fields["restarts"] = int(value) if value.isdecimal() else value
-        elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
-            fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
-    if passes_rank and str(fields.get("processes", ranks)) != "1":
-        raise ValueError(
-            f"{_LAUNCHERS[-1]} gives each rank its --local-rank: add --use-env, for a script that needs none"
-        )
-    local_rank = ["--local-rank=0"] if passes_rank else []
-    return fields, [*(["-m"] if module else []), *words[:1], *local_rank, *words[1:]]
-
-
-def _shell(words: list[str], folder: str, env: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the folder, the fields and the command of ``sh -c TEXT``: the last command, which those before set up.
-
-    The fields are ``exported`` and ``setup``. Raises ValueError for any other program of a shell.
-    """
-    *options, text = words[1:] or [""]
-    if (
-        not options
-        or not all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
-        or not options[-1].endswith("c")
-    ):
-        raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
-    text = text.replace("\\\n", " ").strip("; \t\n")
-    commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
-    try:
-        *before, command = [shlex.split(found[0]) for found in commands]
-    except ValueError:  # no command, or a quote without an end
-        before, command = [], []
-    given = [*takewhile(_ASSIGNMENT.match, command)]
-    if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_QUOTED.sub("", text)):
-        raise ValueError(_SHELL_PROGRAM)
-    entered, exported = _effects([*before, ["export", *given]], folder)
-    fields: dict[str, Any] = {"exported": exported}
-    known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
-    command = shlex.split(_UNEXPANDED.sub(lambda part: _expanded(part, known), commands[-1][0]))[len(given) :]
-    if command[:1] == ["exec"]:
-        command.pop(0)
-    if any(parts[0] not in ("cd", "export", "set") for parts in before):
-        setup = text[: commands[-2].end()].strip()
-        if "&&" not in text[commands[-2].end() : commands[-1].start()]:  # the last one runs also after another failed
-            setup = f"{text[: commands[-1].start()]} true"
-        fields["setup"] = f"(cd {_place(folder)} && {shlex.join([*words[:-1], setup])})"
-    return entered, fields, command
-
-
-def _expanded(part: re.Match[str], known: Mapping[str, str]) -> str:
-    """Return a part of a shell's command with the values of known variables, which it replaces but in single quotes."""
-    return part[0] if part[1] else _EXPANSION.sub(lambda found: _value(found, known), part[0])
-
-
-def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
-    """Return the value that a shell puts in place of a variable; what was found, unless it is known and one word."""
-    value = known.get(found[1] or found[2], "")
-    return value if shlex.quote(value) == value else found[0]
-
-
-def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:
-    """Return the folder and the exported variables after the commands of a shell.
-
-    Raises ValueError for a command that starts ranks, or whose effect on those of the last command a setup lacks.
-    """
-    exported = []
-    for words in commands:
-        parts = [*dropwhile(_ASSIGNMENT.match, words)] or [""]
-        known = not any(_EXPANDED & {*part} for part in parts)
-        if {*_LAUNCHERS} & {*parts} or _launched(parts):
-            raise ValueError(f"{' '.join(words)}: is a training before the last command: make a job of each")
-        if parts[0] in _OF_SHELLS:
-            raise ValueError(f"{' '.join(words)}: {_SHELL_PROGRAM}")
-        if parts[0] == "cd" and known and (entered := _entered(parts[1:], folder)):
-            folder = entered
-        elif parts[0] == "export" and known and all(map(_ASSIGNMENT.match, parts[1:])):
-            exported += [dict(zip(("name", "value"), part.split("=", 1), strict=True)) for part in parts[1:]]
-        elif (
-            parts[0] in ("", *_OF_VARIABLES)
-            or parts[1:2] == ["activate"]
-            or re.search(r"\|\| (cd|export|source|\.) |^printf -v ", " ".join(words))
-        ):
-            raise ValueError(
-                f"{' '.join(words)}: ranks do not see what a shell before them does: give it as env or workingDir"
-            )
-    return folder, exported
-
-
-def _entered(words: list[str], folder: str) -> str | None:
-    """Return the folder after a ``cd`` with these words; None if it depends on more than the manifest says."""
-    if not words or words[0].startswith("-") or words[1:] not in ([], ["||", "exit"], ["||", "exit", "1"]):
-        return None
-    return str(PurePosixPath(folder) / words[0])
-
-
-def _place(folder: str) -> str:
-    """Return the word of a setup command for a folder. The launcher, whose shell runs it, is in the image's WORKDIR."""
-    start = "" if folder.startswith("/") else '"$(readlink /proc/$PPID/cwd)"/'
-    return (start + shlex.quote(folder)).removesuffix("/.")
 
 
 def _differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -1,0 +1,259 @@
+"""Translate the command of a container to that of a job: what starts the ranks, and what a shell does before it.
+
+A job starts a Python script or a module. So the options of torchrun become fields of the job, and the commands before
+the last one of ``sh -c TEXT`` its ``setup``. A command that a job cannot have raises ValueError, whose text goes on
+after the path of the command in the manifest. `flk.manifest.convert` uses this module.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from itertools import dropwhile, takewhile
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from flk_runtime.contract.values import dataclass, field
+
+_SHELL: Final = re.compile(r"(?:/bin/|/usr/bin/)?(?:ba|da|z)?sh")
+_PYTHON: Final = re.compile(r"(?:\S*/)?python[0-9.]*")
+_KUBERNETES_VARIABLE: Final = re.compile(r"\$\$|\$\((\w+)\)")  # Kubernetes replaces it, and $$ by $
+_OUTSIDE: Final = re.compile(r"(?:-[^=]*=)?(?:\./)*\.\.(?:/|$)")  # a path that leaves the folder of the command
+
+_OLD_LAUNCHER: Final = "torch.distributed.launch"
+_LAUNCHERS: Final = ("torch.distributed.run", _OLD_LAUNCHER)
+# Options of torchrun without a value; and those that start another program than a Python script.
+_SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
+_OTHER_PROGRAM: Final = ("--no-python", "--run-path")
+_BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
+
+_CHANGED_BY_SHELL: Final = frozenset("`$|<>;&*?(){}")  # characters about which a shell would do something
+_EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
+# A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
+_SETS_VARIABLES: Final = (
+    *("cd", "pushd", "export", "source", ".", "read", "mapfile", "readarray"),
+    *("declare", "typeset", "let", "local", "readonly"),
+)
+_CHANGES_SHELL: Final = (
+    *("eval", "exec", "alias", "trap", "ulimit", "umask", "unset"),
+    *("{", "if", "for", "while", "until", "case", "function"),
+)
+_ASSIGNMENT: Final = re.compile(r"\w+=")
+# A part of a command. Group 1 is one in single quotes, in which a shell replaces nothing.
+_PART: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
+_QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
+_COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
+# In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
+_NO_SETUP: Final = re.compile(
+    r"(?<![&>])&(?![&>])|(?:^|[;&\n])\s*(?:test|\[\[?)\s[^&;\n]*&&\s*(?:cd|export)\s[^&;\n]*[;\n]"
+)
+_SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its arguments, and give the rest as setup"
+
+
+@dataclass(frozen=True)
+class JobCommand:
+    """The command of a container as a job has it."""
+
+    folder: str  # in which it runs; one in the image's WORKDIR if it is relative
+    fields: dict[str, Any]  # of the job: ``command``, and where the command says so ``processes``, ``setup`` and others
+    exported: list[dict[str, str]]  # variables that a shell sets for it, as a container's ``env`` has them
+
+
+@dataclass(frozen=True)
+class _LastCommand:
+    """The last command of a shell program, or a command without a shell, and what the commands before it do for it."""
+
+    words: list[str]
+    folder: str
+    exported: list[dict[str, str]] = field(default_factory=list)
+    setup: str = ""  # the commands before it; empty if they only set the folder and variables
+
+
+def job_command(words: list[str], folder: str, env: Mapping[str, str], ranks: object) -> JobCommand:
+    """Return the command of a job for a container's ``words``, which run in ``folder`` with the variables ``env``.
+
+    ``ranks`` is the number of ranks in a pod by the rest of the manifest.
+    """
+    if not words:
+        raise ValueError("is that of the image, which flk does not know: write it into the manifest")
+    words = [
+        _KUBERNETES_VARIABLE.sub(lambda found: env.get(found[1], found[0]) if found[1] else "$", word) for word in words
+    ]
+    last, changing = _LastCommand(words, folder), frozenset("$")
+    if _SHELL.fullmatch(words[0]):
+        last, changing = _last_of_shell(words, folder, env), _CHANGED_BY_SHELL
+    fields, words = _script_of(last.words, ranks)
+    if not words or (words[0] != "-m" and words[0].startswith("-")):
+        raise ValueError("has no script and no module")
+    if changed := next((word for word in words if changing & {*word}), None):
+        raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
+    if words[0] != "-m":
+        root = last.folder if last.folder.startswith("/") else ""
+        words = [str(PurePosixPath(root) / words[0]), *words[1:]]
+    if outside := next((word for word in words if _OUTSIDE.match(word)), None):
+        raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
+    fields = {"command": words, **fields}
+    if last.setup:
+        fields["setup"] = last.setup
+    return JobCommand(last.folder, fields, last.exported)
+
+
+def shell_word(folder: str) -> str:
+    """Return the word of a setup command for a folder. The launcher, whose shell runs it, is in the image's WORKDIR."""
+    start = "" if folder.startswith("/") else '"$(readlink /proc/$PPID/cwd)"/'
+    return (start + shlex.quote(folder)).removesuffix("/.")
+
+
+# What starts the ranks -----------------------------------------------------------------------------------------------
+
+
+def _script_of(words: list[str], ranks: object) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that the start of a command becomes, and the script or module with its arguments."""
+    if launched := _launched(words, ranks):
+        return launched
+    if _PYTHON.fullmatch(words[0]):
+        return {"processes": 1}, _without_options(words)
+    if words[0].startswith("-"):
+        raise ValueError(
+            "has arguments only, of the program that the image starts: write its command into the manifest"
+        )
+    if not words[0].endswith(".py"):
+        raise ValueError(
+            f"starts {words[0]}: a job starts a Python script or a module, or by torchrun or accelerate launch"
+        )
+    return {"processes": 1}, words
+
+
+def _without_options(words: list[str]) -> list[str]:
+    """Return the words after ``python`` and its options that change nothing for ranks."""
+    return [*dropwhile(lambda word: word in ("-u", "-O", "-B", "-s"), words[1:])]
+
+
+def _launched(words: list[str], ranks: object = None) -> tuple[dict[str, Any], list[str]] | None:
+    """Return what `_script_of` does of a command that starts ranks by a launcher; None of any other."""
+    module = _without_options(words) if _PYTHON.fullmatch(words[0]) else words
+    if module[:2] in (["accelerate", "launch"], ["-m", "accelerate.commands.launch"]):
+        return {}, ["-m", "flk_hosts.accelerate_launch", *module[2:]]
+    if PurePosixPath(words[0]).name == "torchrun":
+        return _torchrun(words[1:], ranks)
+    if module[:1] == ["-m"] and module[1:2] and module[1] in _LAUNCHERS:
+        return _torchrun(module[2:], ranks, passes_rank=module[1] == _OLD_LAUNCHER)
+    return None
+
+
+def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that torchrun's options become, and the script with its arguments.
+
+    ``ranks`` are those of a pod, unless an option says so. ``passes_rank``: without --use-env, the launcher gives the
+    script the number of the rank in its pod, too.
+    """
+    fields: dict[str, Any] = {}
+    module = False
+    while words and words[0].startswith("-"):
+        option, _, value = words[0].partition("=")
+        option = option.replace("_", "-")  # torchrun takes both
+        if option in _OTHER_PROGRAM:
+            raise ValueError(f"{option} starts another program than a Python script")
+        words, passes_rank = words[1:], passes_rank and option != "--use-env"
+        if option in ("-m", "--module"):
+            module = True
+        elif option not in _SWITCHES and not value:
+            value, words = words[0] if words else "", words[1:]
+        if option == "--nproc-per-node" and value.isdecimal():
+            fields["processes"] = int(value)
+        elif option == "--nproc-per-node" and value == "auto":
+            fields["processes"] = value
+        elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
+            raise ValueError(f"{option}: must be a number (is {value!r})")
+        elif option == "--max-restarts":
+            fields["restarts"] = int(value) if value.isdecimal() else value
+        elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
+            fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
+    if passes_rank and str(fields.get("processes", ranks)) != "1":
+        raise ValueError(
+            f"{_OLD_LAUNCHER} gives each rank its --local-rank: add --use-env, for a script that needs none"
+        )
+    local_rank = ["--local-rank=0"] if passes_rank else []
+    return fields, [*(["-m"] if module else []), *words[:1], *local_rank, *words[1:]]
+
+
+# What a shell does before it -----------------------------------------------------------------------------------------
+
+
+def _last_of_shell(words: list[str], folder: str, env: Mapping[str, str]) -> _LastCommand:
+    """Return the last command of ``sh -c TEXT``, which those before it set up. Raises ValueError for other programs."""
+    *options, text = words[1:] or [""]
+    known_options = all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
+    if not options or not known_options or not options[-1].endswith("c"):
+        raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
+    text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    text = text.replace("\\\n", " ").strip("; \t\n")
+    commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
+    try:
+        *before, command = [shlex.split(found[0]) for found in commands]
+    except ValueError:  # no command, or a quote without an end
+        before, command = [], []
+    given = [*takewhile(_ASSIGNMENT.match, command)]
+    if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_QUOTED.sub("", text)):
+        raise ValueError(_SHELL_PROGRAM)
+    entered, exported = _effects([*before, ["export", *given]], folder)
+    # The assignments before a command do not replace variables in the command itself.
+    known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
+    command = shlex.split(_PART.sub(lambda part: _expanded(part, known), commands[-1][0]))[len(given) :]
+    if command[:1] == ["exec"]:
+        command.pop(0)
+    if all(parts[0] in ("cd", "export", "set") for parts in before):
+        return _LastCommand(command, entered, exported)
+    setup = text[: commands[-2].end()].strip()
+    if "&&" not in text[commands[-2].end() : commands[-1].start()]:  # the last one runs also after another failed
+        setup = f"{text[: commands[-1].start()]} true"
+    in_folder = f"(cd {shell_word(folder)} && {shlex.join([*words[:-1], setup])})"
+    return _LastCommand(command, entered, exported, in_folder)
+
+
+def _expanded(part: re.Match[str], known: Mapping[str, str]) -> str:
+    """Return a part of a shell's command with the values of known variables, which it replaces but in single quotes."""
+    return part[0] if part[1] else _VARIABLE.sub(lambda found: _value(found, known), part[0])
+
+
+def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """Return the value that a shell puts in place of a variable; what was found, unless it is known and one word."""
+    value = known.get(found[1] or found[2], "")
+    return value if shlex.quote(value) == value else found[0]
+
+
+def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:
+    """Return the folder and the exported variables after the commands of a shell.
+
+    Raises ValueError for a command that starts ranks, or whose effect on those of the last command a setup lacks.
+    """
+    exported = []
+    for words in commands:
+        parts = [*dropwhile(_ASSIGNMENT.match, words)] or [""]
+        known = not any(_EXPANDED & {*part} for part in parts)
+        if {*_LAUNCHERS} & {*parts} or _launched(parts):
+            raise ValueError(f"{' '.join(words)}: is a training before the last command: make a job of each")
+        if parts[0] in _CHANGES_SHELL:
+            raise ValueError(f"{' '.join(words)}: {_SHELL_PROGRAM}")
+        if parts[0] == "cd" and known and (entered := _entered(parts[1:], folder)):
+            folder = entered
+        elif parts[0] == "export" and known and all(map(_ASSIGNMENT.match, parts[1:])):
+            exported += [dict(zip(("name", "value"), part.split("=", 1), strict=True)) for part in parts[1:]]
+        elif (
+            parts[0] in ("", *_SETS_VARIABLES)
+            or parts[1:2] == ["activate"]
+            or re.search(r"\|\| (cd|export|source|\.) |^printf -v ", " ".join(words))
+        ):
+            raise ValueError(
+                f"{' '.join(words)}: ranks do not see what a shell before them does: give it as env or workingDir"
+            )
+    return folder, exported
+
+
+def _entered(words: list[str], folder: str) -> str | None:
+    """Return the folder after a ``cd`` with these words; None if it depends on more than the manifest says."""
+    if not words or words[0].startswith("-") or words[1:] not in ([], ["||", "exit"], ["||", "exit", "1"]):
+        return None
+    return str(PurePosixPath(folder) / words[0])
