@@ -14,7 +14,7 @@ from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from flk_runtime.contract.values import dataclass, field
+from flk_runtime.contract.values import dataclass, field, replace
 
 _SHELL: Final = re.compile(r"(?:/bin/|/usr/bin/)?(?:ba|da|z)?sh")
 _PYTHON: Final = re.compile(r"(?:\S*/)?python[0-9.]*")
@@ -53,51 +53,41 @@ _SHELL_PROGRAM: Final = "is a shell program of its own: name the script and its 
 
 
 @dataclass(frozen=True)
-class JobCommand:
-    """The command of a container as a job has it."""
-
-    folder: str  # in which it runs; one in the image's WORKDIR if it is relative
-    fields: dict[str, Any]  # of the job: ``command``, and where the command says so ``processes``, ``setup`` and others
-    exported: list[dict[str, str]]  # variables that a shell sets for it, as a container's ``env`` has them
-
-
-@dataclass(frozen=True)
-class _LastCommand:
-    """The last command of a shell program, or a command without a shell, and what the commands before it do for it."""
+class Command:
+    """The command of a container, or the last one of a shell program, and what the commands before that do for it."""
 
     words: list[str]
-    folder: str
-    exported: list[dict[str, str]] = field(default_factory=list)
+    folder: str  # in which it runs; one in the image's WORKDIR if it is relative
+    exported: list[dict[str, str]] = field(default_factory=list)  # variables, as a container's ``env`` has them
     setup: str = ""  # the commands before it; empty if they only set the folder and variables
+    fields: dict[str, Any] = field(default_factory=dict)  # of the job: what its options say of ranks and restarts
 
 
-def job_command(words: list[str], folder: str, env: Mapping[str, str], ranks: object) -> JobCommand:
-    """Return the command of a job for a container's ``words``, which run in ``folder`` with the variables ``env``.
+def command_of_job(command: Command, env: Mapping[str, str], ranks: object) -> Command:
+    """Return the command of a job, a script or a module with its arguments, for the command of a container.
 
-    ``ranks`` is the number of ranks in a pod by the rest of the manifest.
+    ``env`` are the variables of the container, and ``ranks`` the number of ranks in a pod by the rest of the manifest.
     """
+    words = command.words
     if not words:
         raise ValueError("is that of the image, which flk does not know: write it into the manifest")
     words = [
         _KUBERNETES_VARIABLE.sub(lambda found: env.get(found[1], found[0]) if found[1] else "$", word) for word in words
     ]
-    last, changing = _LastCommand(words, folder), frozenset("$")
+    command, changing = replace(command, words=words), frozenset("$")
     if _SHELL.fullmatch(words[0]):
-        last, changing = _last_of_shell(words, folder, env), _CHANGED_BY_SHELL
-    fields, words = _script_of(last.words, ranks)
+        command, changing = _last_of_shell(command, env), _CHANGED_BY_SHELL
+    fields, words = _script_of(command.words, ranks)
     if not words or (words[0] != "-m" and words[0].startswith("-")):
         raise ValueError("has no script and no module")
     if changed := next((word for word in words if changing & {*word}), None):
         raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
     if words[0] != "-m":
-        root = last.folder if last.folder.startswith("/") else ""
+        root = command.folder if command.folder.startswith("/") else ""
         words = [str(PurePosixPath(root) / words[0]), *words[1:]]
     if outside := next((word for word in words if _OUTSIDE.match(word)), None):
         raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
-    fields = {"command": words, **fields}
-    if last.setup:
-        fields["setup"] = last.setup
-    return JobCommand(last.folder, fields, last.exported)
+    return replace(command, words=words, fields=fields)
 
 
 def shell_word(folder: str) -> str:
@@ -182,9 +172,9 @@ def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> 
 # What a shell does before it -----------------------------------------------------------------------------------------
 
 
-def _last_of_shell(words: list[str], folder: str, env: Mapping[str, str]) -> _LastCommand:
+def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     """Return the last command of ``sh -c TEXT``, which those before it set up. Raises ValueError for other programs."""
-    *options, text = words[1:] or [""]
+    *options, text = shell.words[1:] or [""]
     known_options = all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
     if not options or not known_options or not options[-1].endswith("c"):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
@@ -198,19 +188,19 @@ def _last_of_shell(words: list[str], folder: str, env: Mapping[str, str]) -> _La
     given = [*takewhile(_ASSIGNMENT.match, command)]
     if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_QUOTED.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
-    entered, exported = _effects([*before, ["export", *given]], folder)
+    folder, exported = _effects([*before, ["export", *given]], shell.folder)
     # The assignments before a command do not replace variables in the command itself.
     known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
     command = shlex.split(_PART.sub(lambda part: _expanded(part, known), commands[-1][0]))[len(given) :]
     if command[:1] == ["exec"]:
         command.pop(0)
     if all(parts[0] in ("cd", "export", "set") for parts in before):
-        return _LastCommand(command, entered, exported)
+        return Command(command, folder, exported)
     setup = text[: commands[-2].end()].strip()
     if "&&" not in text[commands[-2].end() : commands[-1].start()]:  # the last one runs also after another failed
         setup = f"{text[: commands[-1].start()]} true"
-    in_folder = f"(cd {shell_word(folder)} && {shlex.join([*words[:-1], setup])})"
-    return _LastCommand(command, entered, exported, in_folder)
+    in_folder = f"(cd {shell_word(shell.folder)} && {shlex.join([*shell.words[:-1], setup])})"
+    return Command(command, folder, exported, in_folder)
 
 
 def _expanded(part: re.Match[str], known: Mapping[str, str]) -> str:

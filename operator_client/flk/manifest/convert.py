@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from flk.errors import UsageError
-from flk.manifest.command import job_command, shell_word
+from flk.manifest.command import Command, command_of_job, shell_word
 from flk.manifest.pod import USER, patched
 from flk.manifest.render import dumped
 from flk.spec import labels
@@ -83,7 +83,7 @@ class _Conversion:
         self.outer = self._mapping("metadata.labels", outer.get("labels"))
         self.metadata = self._mapping("metadata", manifest.get("metadata"))
         self.spec = self._mapping("spec", manifest.get("spec"))
-        self.ranks: Any = None  # of a pod, as the job says
+        self.ranks: object = None  # the number of ranks in a pod, as the job as a whole says
 
     def _mapping(self, path: str, value: Any) -> dict[str, Any]:
         """Return a mapping of the manifest without its nulls, and refuse another value; empty if there is none."""
@@ -108,7 +108,7 @@ class _Conversion:
     def job(self) -> dict[str, Any]:
         """Return the fields of the job."""
         roles = self._mapping(f"spec.{_PODS}", self.spec.pop(_PODS, None))
-        fields = self._of_job()
+        fields = self._fields_of_job()
         each = [self._role(role, roles[role]) for role in _ROLES if role in roles]
         self.refused += [f"spec.{_PODS}.{role}: is no role of a PyTorchJob" for role in {*roles} - {*_ROLES}]
         if not each:
@@ -131,8 +131,8 @@ class _Conversion:
             fields["elastic"] = bounds
         return {**fields, "replicas": replicas, **pod, "ship": RUNTIME}
 
-    def _of_job(self) -> dict[str, Any]:
-        """Take what belongs to the job as a whole."""
+    def _fields_of_job(self) -> dict[str, Any]:
+        """Take what belongs to the job as a whole out of the manifest, and return the fields for it."""
         policy = self._mapping("spec.runPolicy", self.spec.pop("runPolicy", None))
         elastic = self._mapping("spec.elasticPolicy", self.spec.pop("elasticPolicy", None))
         policy.pop("cleanPodPolicy", None)  # pods of flk stay, with their logs, until the job is deleted
@@ -178,7 +178,7 @@ class _Conversion:
         above = f"spec.{_PODS}.{name}"
         path = f"{above}.template.spec"
         role = self._mapping(above, given)
-        count = role.get("replicas")
+        replicas = role.get("replicas", 1)
         template = self._mapping(f"{above}.template", role.get("template"))
         spec = self._mapping(path, template.get("spec"))
         spec.pop("restartPolicy", None)
@@ -189,13 +189,14 @@ class _Conversion:
             return 0, {}
         main = (named or containers)[0]
         others = [container for container in containers if container is not main]
-        fields = {**({"restarts": 0} if role.get("restartPolicy") == "Never" else {}), **self._container(path, main)}
+        fields: dict[str, Any] = {"restarts": 0} if role.get("restartPolicy") == "Never" else {}
+        fields |= self._container(path, main)
         main.pop("name", None)
-        users = [spec, main, *others, *self._mappings(f"{path}.initContainers", spec.pop("initContainers", None))]
-        self._name_volumes(path, users)
-        self._keep_security(path, users, setup=fields["setup"].startswith("("))
-        inits = users[2 + len(others) :]
-        spec |= {"initContainers": inits} if inits else {}
+        inits = self._mappings(f"{path}.initContainers", spec.pop("initContainers", None))
+        self._name_volumes(path, spec, main, [*others, *inits])
+        self._keep_security(path, spec, main, [*others, *inits], setup=fields["setup"].startswith("("))
+        if inits:
+            spec["initContainers"] = inits
         if {"serviceAccountName", "serviceAccount"} & spec.keys():
             spec.setdefault("automountServiceAccountToken", None)  # as Kubernetes has it
         if main or others:
@@ -205,31 +206,40 @@ class _Conversion:
             self.notes.append(f"template.metadata is left out: {', '.join(left)}")
         kinds = {key: self._mapping(f"{above}.template.metadata.{key}", metadata.get(key)) for key in _MARKS}
         metadata = {key: value for key, value in kinds.items() if value}
-        patch = {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
-        if count is not None and not isinstance(count, int):
-            self.refused.append(f"spec.{_PODS}.{name}.replicas: must be a number (is {count!r})")
-            count = None
-        return 1 if count is None else count, {**fields, **({"patch": patch} if patch else {})}
+        if patch := {key: part for key, part in (("metadata", metadata), ("spec", spec)) if part}:
+            fields["patch"] = patch
+        if not isinstance(replicas, int):
+            self.refused.append(f"spec.{_PODS}.{name}.replicas: must be a number (is {replicas!r})")
+            return 0, fields
+        return replicas, fields
 
-    def _name_volumes(self, path: str, users: list[dict[str, Any]]) -> None:
-        """Rename the volumes of a pod, of its training container and of others that have the names of flk's own."""
+    def _name_volumes(
+        self, path: str, spec: dict[str, Any], main: dict[str, Any], others: list[dict[str, Any]]
+    ) -> None:
+        """Rename the volumes of a pod that have the names of flk's own, where it has them and its containers use them.
+
+        ``main`` is the training container.
+        """
+        users = [spec, main, *others]
         for user in users:
             for key in [key for key in ("volumes", "volumeMounts", "volumeDevices") if key in user]:
                 if items := self._mappings(f"{path}.{key}", user.pop(key)):  # an empty list would remove flk's
                     user[key] = items
-        mounts = users[1].get("volumeMounts", [])
+        mounts = main.get("volumeMounts", [])
         in_memory = any((mount.get("name"), mount.get("mountPath")) == ("shm", pod_layout.SHM) for mount in mounts)
         own = [*_VOLUMES, *([] if in_memory else ["shm"])]
-        taken = [volume.get("name") for volume in users[0].get("volumes", [])]
+        taken = [volume.get("name") for volume in spec.get("volumes", [])]
         names = {name: next(new for n in count(1) if (new := name + n * "-data") not in taken) for name in own}
         parts = [part for user in users for key in user if key.startswith("volume") for part in user[key]]
         for part in [part for part in parts if part.get("name") in names]:
             part["name"] = names[part["name"]]
 
-    def _keep_security(self, path: str, users: list[dict[str, Any]], *, setup: bool) -> None:
+    def _keep_security(
+        self, path: str, spec: dict[str, Any], main: dict[str, Any], others: list[dict[str, Any]], *, setup: bool
+    ) -> None:
         """Remove flk's security contexts from a pod that has one; together they are what neither means."""
-        if any(user.get("securityContext") for user in users):
-            for user, nulls in zip(users, (_POD_NULLS, _CONTAINER_NULLS), strict=False):
+        if any(user.get("securityContext") for user in (spec, main, *others)):
+            for user, nulls in ((spec, _POD_NULLS), (main, _CONTAINER_NULLS)):
                 given = self._mapping(f"{path}.securityContext", user.get("securityContext"))
                 user["securityContext"] = patched(nulls, given) if given else None
         elif setup:
@@ -239,7 +249,7 @@ class _Conversion:
             )
 
     def _container(self, path: str, main: dict[str, Any]) -> dict[str, Any]:
-        """Take what flk has fields for out of the training container."""
+        """Take what flk has fields for out of the training container, and return these fields."""
         where = f"{path}.containers[{PyTorchJob.container}]"
         image = str(main.pop("image", None) or "")
         tagged = image.rpartition("/")[2].partition(":")[2] not in ("", "latest") or "@" in image
@@ -252,7 +262,7 @@ class _Conversion:
         words = [
             str(word) for name in ("command", "args") for word in self._items(f"{where}.{name}", main.pop(name, None))
         ]
-        folder = str(main.pop("workingDir", None) or ".")
+        command = Command(words, str(main.pop("workingDir", None) or "."))
         fields: dict[str, Any] = {"image": image, "image_pull_policy": policy}
         env, kept = self._env(f"{where}.env", main.pop("env", None), fields)
         given = self._mapping(f"{where}.resources", main.pop("resources", None))
@@ -266,10 +276,9 @@ class _Conversion:
         except ValueError as error:
             self.refused.append(f"{where}.resources: {error}")
         try:
-            command = job_command(words, folder, env, fields.get("processes", self.ranks))
-            folder = command.folder
+            command = command_of_job(command, env, fields.get("processes", self.ranks))
             env |= self._env(f"{where}.command", command.exported, fields)[0]
-            fields |= command.fields
+            fields |= {"command": command.words, **command.fields}
         except ValueError as error:
             self.refused.append(f"{where}.command: {error}")
         if (ranks := fields.get("processes", self.ranks)) == "cpu":
@@ -282,10 +291,10 @@ class _Conversion:
                 )
         # Ranks start in a folder of their own, where they may write. There they find the files of this one, also those
         # that the setup adds to it.
-        links = f"ln -sf {shell_word(folder)}/* ."
-        fields["setup"] = f"{fields['setup']} && {links}" if "setup" in fields else links
+        links = f"ln -sf {shell_word(command.folder)}/* ."
+        fields["setup"] = f"{command.setup} && {links}" if command.setup else links
         for mount in self._mappings(f"{where}.volumeMounts", main.get("volumeMounts")):
-            if PurePosixPath(folder).is_relative_to(str(mount.get("mountPath"))):
+            if PurePosixPath(command.folder).is_relative_to(str(mount.get("mountPath"))):
                 self.notes.append(
                     f"ranks start in {pod_layout.WORK_FOLDER}, not in the volume at {mount.get('mountPath')}: "
                     "what they write there by a relative path is lost with the pod"
