@@ -32,7 +32,6 @@ from flk.jobs.state import State, deleted, derive
 from flk.kube import Object
 from flk.kube.connection import cluster_key
 from flk.observe.client import JobClient
-from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
 from flk.observe.pods import last_end
 from flk.observe.pool import ReadPool
@@ -124,7 +123,7 @@ def answered(
 
     If its pods are gone, and flk has said how it ended while they were there, that is the answer: the pods said more.
     """
-    if _lost_pods(view) and (last := _read(client, view.name, view.uid)) and not last.state.was_deleted:
+    if view.has_lost_pods and (last := _read(client, view.name, view.uid)) and not last.state.was_deleted:
         note(f"pods of job {view.name} are gone; this is the last answer about it, {last.as_of(client.now())}")
         return replace(last, gone=False)
     answer = answer_of(view)
@@ -223,12 +222,6 @@ def lines_of_a_pod(pods: int) -> int:
     """Return how many last lines are kept of each pod of a job with so many pods."""
     fewest, most = LINES_OF_A_POD
     return max(fewest, min(most, MAX_LINES // max(1, pods)))
-
-
-def _lost_pods(view: JobView) -> bool:
-    """Return whether a job has ended and pods of it do not exist any more."""
-    ended = "Failed" in view.conditions or "Succeeded" in view.conditions
-    return ended and any(pod.phase == PodPhase.MISSING for pod in view.pods)
 
 
 def _recorded(client: JobClient, name: str, uid: str) -> Answer | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from flk.errors import FlkError
 from flk.kube import Object
 from flk.observe.model import Finding, PodPhase, PodState
-from flk.observe.pods import CLOCK_SKEW
+from flk.observe.pods import CLOCK_SKEW, one_line
 from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk.spec import labels
@@ -265,13 +265,12 @@ def _failed(facts: State, seen: JobView, cause: Finding | None) -> State:
     from flk.health import job_failure
 
     condition = seen.conditions.get("Failed") or {}
-    message = " ".join(str(condition.get("message", "")).split())
     return replace(
         facts,
         phase=Phase.FAILED,
         code=cause.exit_code if cause else int(ExitCode.INFRASTRUCTURE),
         reason=cause.code if cause else "",
-        message=cause.sentence if cause else message,
+        message=cause.sentence if cause else one_line(condition.get("message")),
         failure=job_failure(seen),
         no_retry_reason=next((r.no_retry_reason for r in seen.records if r.failure and r.no_retry_reason), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
@@ -328,7 +327,7 @@ def _phase(seen: JobView, cause: Finding | None) -> Phase:
 
 def _phase_with_all_pods(seen: JobView, cause: Finding | None) -> Phase:
     """Return the phase of a job whose pods all run. The record lags behind them until their launchers have met."""
-    last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
+    last = seen.latest_attempt
     if last is not None and last.failure is not None:
         return Phase.RESTARTING
     # Where all pods take part, a container that has started since the attempt has no launcher of the attempt in it.
@@ -346,9 +345,11 @@ def _phase_with_all_pods(seen: JobView, cause: Finding | None) -> Phase:
 
 def _trains_with_some_pods(seen: JobView) -> bool:
     """Return whether an attempt of an elastic job or a job with spares runs, whatever its other pods do."""
-    last = seen.record.attempts[-1] if seen.resizable and seen.record and seen.record.attempts else None
+    last = seen.latest_attempt
+    if not seen.resizable or last is None or last.ended is not None:
+        return False
     running = {pod.index for pod in seen.pods if pod.phase == PodPhase.RUNNING}
-    return last is not None and last.ended is None and bool(seen.members) and running >= set(seen.members)
+    return bool(seen.members) and running >= set(seen.members)
 
 
 def _others_suffice(seen: JobView, cause: Finding) -> bool:

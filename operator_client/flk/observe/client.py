@@ -125,34 +125,28 @@ class JobClient:
         """
         ref = self.ref(name)
         known = ref.target or self._targets.get(name)
-        refused: dict[targets.Target, FlkError] = {}
-        missing: FlkError | None = None
-        answered = False
-        for target in [known] if known else self._served():
+        asked = [known] if known else self._served()
+        unknown: dict[targets.Target, FlkError] = {}  # kinds that the API server does not serve, or does not let read
+        for target in asked:
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
-                answered = True
-            except MissingApiError as error:
-                missing = missing or error
-            except ForbiddenError as error:
-                refused[target] = error
+                continue
+            except (ForbiddenError, MissingApiError) as error:
+                unknown[target] = error
             except ApiError as error:
                 if error.status != 404 or "there is no namespace" in str(error):
                     raise
-                answered = True
             else:
-                answered = True
                 if _is_training_job(target, job) and ref.means(_with_kind(job, target)):
                     self._targets[name] = target
                     return _with_kind(job, target)
         self._targets.pop(name, None)
-        unknown = next(iter(refused.values()), missing)
-        if unknown is not None and not answered:
-            raise unknown
+        if len(unknown) == len(asked):
+            raise _most_telling(unknown.values())
         absent = self.no_job(ref, explained=True)
-        if targets.DEFAULT in refused:
-            absent.args = (f"{absent} that you may read: {refused[targets.DEFAULT]}",)
+        if isinstance(refused := unknown.get(targets.DEFAULT), ForbiddenError):
+            absent.args = (f"{absent} that you may read: {refused}",)
         raise absent
 
     def no_job(self, ref: JobRef, *, explained: bool = False) -> JobNotFoundError:
@@ -211,7 +205,7 @@ class JobClient:
         found = [job for reply in replies if isinstance(reply, list) for job in reply]
         unknown = [reply for reply in replies if isinstance(reply, FlkError)]
         if len(unknown) == len(replies):
-            raise next((error for error in unknown if isinstance(error, ForbiddenError)), unknown[0])
+            raise _most_telling(unknown)
         if not found and isinstance(replies[0], ForbiddenError):
             raise replies[0]  # "there are no jobs" would be a guess
         return found
@@ -378,6 +372,11 @@ def container_of(pod: Object, chosen: str = "") -> str:
         found = f"containers {', '.join(names)}" if len(names) > 1 else f"the container {names[0]}"
         raise UsageError(f"--container: pod {pod['metadata']['name']} has {found}, no {chosen}")
     return chosen
+
+
+def _most_telling(errors: Iterable[FlkError]) -> FlkError:
+    """Return the first error that says that the user may not read a kind, else the first one."""
+    return min(errors, key=lambda error: not isinstance(error, ForbiddenError))
 
 
 def _is_training_job(target: targets.Target, job: Object) -> bool:

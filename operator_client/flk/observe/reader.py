@@ -36,8 +36,7 @@ def view_job(client: JobClient, name: str) -> JobView:
 def view_of(client: JobClient, seen: Observation, reader: Reader) -> JobView:
     """Return the view of a job that was observed. If its pods are gone, the launchers may have archived the record."""
     view = reader.view(seen)
-    ended = "Failed" in view.conditions or "Succeeded" in view.conditions
-    if ended and not view.records and any(pod.phase == PodPhase.MISSING for pod in view.pods):
+    if view.has_lost_pods and not view.records:
         archived = find_record(client, view.name, view.uid)
         if archived is not None:
             return JobView(replace(view.seen, record=archived.record), client.commands)

@@ -34,7 +34,15 @@ from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.quantities import parse_ranges
-from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
+from flk_runtime.contract.record import (
+    ArchivedRecord,
+    Attempt,
+    Goodput,
+    JobRecord,
+    QuarantinedNode,
+    SlowRank,
+    Standstill,
+)
 from flk_runtime.contract.user_env import JOB, WORKERS
 from flk_runtime.contract.values import dataclass, replace
 
@@ -175,8 +183,7 @@ class JobView:
     @property
     def members(self) -> list[int]:
         """The pods of the latest attempt by their indexes, in the order of their ranks; empty if they are not known."""
-        record = self.record
-        return parse_ranges(record.attempts[-1].pods) if record and record.attempts else []
+        return parse_ranges(self.latest_attempt.pods) if self.latest_attempt else []
 
     @property
     def record(self) -> JobRecord | None:
@@ -188,6 +195,11 @@ class JobView:
         )
 
     @property
+    def latest_attempt(self) -> Attempt | None:
+        """The latest attempt in the record; None if there is none, as before the launchers have met."""
+        return self.record.attempts[-1] if self.record and self.record.attempts else None
+
+    @property
     def unread_record(self) -> str:
         """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
         failed = [error for need, error in self.seen.unread.items() if need.what is What.RECORD]
@@ -196,7 +208,7 @@ class JobView:
 
     def recent_lines(self, pod_name: str) -> list[str]:
         """Return the last lines of a pod's log, without those from before the attempt that runs now."""
-        last = self.record.attempts[-1] if self.record and self.record.attempts else None
+        last = self.latest_attempt
         began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
         lines = self.seen.lines_of(pod_name)
         return [text for time, text in lines if not time or timestamp(time) >= began]
@@ -218,6 +230,16 @@ class JobView:
     def ended(self) -> float | None:
         """When the last pod ended, or when the operator says that the job did."""
         return max((pod.ended for pod in self.pods if pod.ended), default=None) or self.completed
+
+    @property
+    def has_end_condition(self) -> bool:
+        """Whether the controller of the job says that it has ended."""
+        return not self.conditions.keys().isdisjoint(("Succeeded", "Failed"))
+
+    @property
+    def has_lost_pods(self) -> bool:
+        """Whether the job has ended, and pods of it do not exist any more."""
+        return self.has_end_condition and any(pod.phase == PodPhase.MISSING for pod in self.pods)
 
     @cached_property
     def failed(self) -> bool:
@@ -255,7 +277,7 @@ class JobView:
     def began(self) -> bool:
         """Whether an attempt has run before."""
         recreated = any(pod.restarts for pod in self.pods) or bool(self.replaced_pods)
-        return recreated or "Restarting" in self.conditions or bool(self.record and self.record.attempts)
+        return recreated or "Restarting" in self.conditions or self.latest_attempt is not None
 
     @cached_property
     def job_events(self) -> list[Object]:
@@ -484,7 +506,7 @@ class JobView:
         """Return the states of all pods that the job should have, in the order of their indexes."""
         found = {self.target.position(pod): pod for pod in self.objects.values()}
         refused = self._refused_pods()
-        held = self.suspended and not {"Succeeded", "Failed"} & self.conditions.keys()
+        held = self.suspended and not self.has_end_condition
         states: list[PodState] = []
         for role, replicas in self.roles.items():
             for number in range(replicas.count):

@@ -136,9 +136,9 @@ def lost_with_pods(view: JobView) -> str:
 
 def _keeps_nothing(view: JobView) -> bool:
     """Return whether a job has run, and checkpoints of its launchers would end with its pods."""
-    ended = view.gone or {"Succeeded", "Failed"} & view.conditions.keys()
-    started = any(pod.started for pod in view.pods)
-    return not ended and not view.suspended and started and loses_checkpoints(view.job)
+    if view.gone or view.has_end_condition or view.suspended:
+        return False
+    return any(pod.started for pod in view.pods) and loses_checkpoints(view.job)
 
 
 def refuse_to_lose(view: JobView, lose_progress: bool, report: Callable[[str], None]) -> None:
