@@ -39,14 +39,14 @@ def _refusal(pattern: str) -> Locate:
 
 def _refused(pattern: str, sentence: Tell, remedy: Tell) -> Find:
     """Return a Find for a cause of refusals whose message matches ``pattern``."""
-    return tell(_refusal(pattern), lambda view, trace: f"{_not_created(view, trace)}: {sentence(view, trace)}", remedy)
+    return tell(_refusal(pattern), lambda view, match: f"{_not_created(view, match)}: {sentence(view, match)}", remedy)
 
 
-def _not_created(view: JobView, trace: Match) -> str:
+def _not_created(view: JobView, match: Match) -> str:
     """Return the beginning of a sentence that says how many pods are refused, or that a service of theirs is."""
-    if trace.evidence[0].text.startswith(SERVICE_REFUSED):
+    if match.evidence[0].text.startswith(SERVICE_REFUSED):
         return "a service by which the pods find each other cannot be created"
-    return f"{plural(len(trace.pods), 'pod')} of {len(view.pods)} cannot be created"
+    return f"{plural(len(match.pods), 'pod')} of {len(view.pods)} cannot be created"
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -88,15 +88,15 @@ def _never(quota: str, requested: str, limited: str, pods: int) -> str:
     return ""
 
 
-def _exceeded(view: JobView, trace: Match) -> Found:
-    _, quota, requested, used, limited = trace.texts
+def _exceeded(view: JobView, match: Match) -> Found:
+    _, quota, requested, used, limited = match.texts
     shown = view.kubectl(f"describe resourcequota {quota}")
     alike = view.sizes[0] if len(view.roles) == 1 else 1  # fewer cannot train; pods of another role may ask for less
     if over := _never(quota, requested, limited, alike):
         remedy = f"ask for less, or have the quota raised; {shown} shows it"
-        return trace.found(f"{_not_created(view, trace)}: {over}", remedy, resolves_itself=False)
-    return trace.found(
-        f"{_not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
+        return match.found(f"{_not_created(view, match)}: {over}", remedy, resolves_itself=False)
+    return match.found(
+        f"{_not_created(view, match)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
         f"{limited} used)",
         f"{shown} shows who uses it; delete jobs that have ended with {view.flk('list', job='')}, ask for less, or "
         "have the quota raised",
@@ -115,8 +115,8 @@ CAUSES: Final = (
         "WebhookUnavailable",
         _refused(
             _WEBHOOK_DOWN,
-            lambda view, trace: f"the admission webhook {trace[1]} does not answer ({trace[2]})",
-            lambda view, trace: (
+            lambda view, match: f"the admission webhook {match[1]} does not answer ({match[2]})",
+            lambda view, match: (
                 f"{view.kubectl_of_cluster(f'get {_WEBHOOKS} -o wide')} names its service; have it repaired"
             ),
         ),
@@ -127,8 +127,8 @@ CAUSES: Final = (
         REFUSED,
         _refused(
             _ANY,
-            lambda view, trace: trace[1],
-            lambda view, trace: (
+            lambda view, match: match[1],
+            lambda view, match: (
                 "change what the API server refuses; "
                 f"{view.kubectl(f'describe {view.kind.lower()} {view.name}')} shows all events"
             ),

@@ -64,18 +64,18 @@ Tell = Callable[[JobView, Match], str]
 
 
 def found_by(locate: Locate, describe: Callable[[JobView, Match], Found]) -> Find:
-    """Return a Find that calls ``locate`` and, if it returns a trace, has ``describe`` make the cause of it."""
+    """Return a Find that calls ``locate``, and has ``describe`` make the cause of a match."""
 
     def find(view: JobView) -> Found | None:
-        trace = locate(view)
-        return None if trace is None else describe(view, trace)
+        match = locate(view)
+        return None if match is None else describe(view, match)
 
     return find
 
 
 def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
-    """Return a Find that calls ``locate`` and, if it returns a trace, describes the trace as the cause."""
-    return found_by(locate, lambda view, trace: trace.found(sentence(view, trace), remedy(view, trace)))
+    """Return a Find that calls ``locate``, and describes a match as the cause by ``sentence`` and ``remedy``."""
+    return found_by(locate, lambda view, match: match.found(sentence(view, match), remedy(view, match)))
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
     return texts
 
 
-def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Match:
-    """Return the trace of pods whose reason and message show a cause. These were read from the field ``path``."""
+def match_of(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Match:
+    """Return the match of pods whose reason and message show a cause. These were read from the field ``path``."""
     return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
@@ -177,7 +177,7 @@ def waiting(reasons: Sequence[str], pattern: str = ".*") -> Locate:
     def locate(view: JobView) -> Match | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and re.search(pattern, pod.message)]
         match = re.search(pattern, pods[0].message) if pods else None
-        return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
+        return match_of(view, pods, container_path(view), match[0], *match.groups("")) if match else None
 
     return locate
 

@@ -109,11 +109,11 @@ def _lacks_reference(view: JobView) -> Match | None:
     return waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view)
 
 
-def _reference_missing(view: JobView, found: Match) -> Found:
-    _, key, kind, name, mounted_kind, mounted_name = found.texts
+def _reference_missing(view: JobView, match: Match) -> Found:
+    _, key, kind, name, mounted_kind, mounted_name = match.texts
     kind, name = kind or _KINDS[mounted_kind], name or mounted_name
     lacks = f"has no key {key}" if key else f"does not exist in namespace {view.namespace}"
-    return found.found(f"{found} cannot start: the {kind} {name} {lacks}", _supply(view, kind, name, key))
+    return match.found(f"{match} cannot start: the {kind} {name} {lacks}", _supply(view, kind, name, key))
 
 
 def _supply(view: JobView, kind: str, name: str, key: str) -> str:
@@ -130,8 +130,8 @@ def _supply(view: JobView, kind: str, name: str, key: str) -> str:
     return f"{view.kubectl(f'{create} {name} --from-literal=KEY=VALUE')} creates it; the pods start then"
 
 
-def _claim_unbound(view: JobView, found: Match) -> Found:
-    claims = claims_of(view.objects[found.pods[0]])
+def _claim_unbound(view: JobView, match: Match) -> Found:
+    claims = claims_of(view.objects[match.pods[0]])
     for name in claims:
         claim = view.seen.claims.get(name)
         phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
@@ -145,8 +145,8 @@ def _claim_unbound(view: JobView, found: Match) -> Found:
         failures = [e for e in about if e.get("reason") == "ProvisioningFailed"]
         said = (failures or about)[-1:]
         why = one_line(said[0].get("message")) if said else "no volume matches it"
-        return found.found(
-            f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
+        return match.found(
+            f"{match} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
             f"{storage or 'none'}): {why}",
             f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; "
             f"{view.kubectl_of_cluster('get storageclasses')} lists "
@@ -155,8 +155,8 @@ def _claim_unbound(view: JobView, found: Match) -> Found:
             *map(event_evidence, said),
             grace=_provisioner_grace(about, failures),
         )
-    return found.found(
-        f"{found} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
+    return match.found(
+        f"{match} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
         f"{view.kubectl('get persistentvolumeclaims')} shows the claims",
     )
 
@@ -191,9 +191,9 @@ def _on_other_node(view: JobView) -> Found | None:
     )
 
 
-def _claims(view: JobView, found: Match) -> str:
+def _claims(view: JobView, match: Match) -> str:
     """Return the names of the claims that the pods mount; empty if they have none."""
-    return ", ".join(claims_of(view.objects[found.pods[0]]))
+    return ", ".join(claims_of(view.objects[match.pods[0]]))
 
 
 def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
@@ -222,9 +222,9 @@ def _unmounted(pattern: str) -> Locate:
     return locate
 
 
-def _attached_elsewhere(view: JobView, found: Match) -> Found:
-    return found.found(
-        f"{found} cannot start: the volume of {_claims(view, found) or found[1]} is attached to another node and may "
+def _attached_elsewhere(view: JobView, match: Match) -> Found:
+    return match.found(
+        f"{match} cannot start: the volume of {_claims(view, match) or match[1]} is attached to another node and may "
         "be attached to one node only",
         "use a claim with access mode ReadWriteMany, or end the pod that uses the volume: "
         f"{view.kubectl('get pods -o wide')}",
@@ -245,11 +245,11 @@ VOLUMES: Final = (
         "ClaimMissing",
         tell(
             scheduler_says(_NO_CLAIM),
-            lambda view, trace: (
-                f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} "
-                + (trace[2] if "deleted" in trace[2] else f"does not exist in namespace {view.namespace}")
+            lambda view, match: (
+                f"{match} cannot be scheduled: the PersistentVolumeClaim {match[1]} "
+                + (match[2] if "deleted" in match[2] else f"does not exist in namespace {view.namespace}")
             ),
-            lambda view, trace: (
+            lambda view, match: (
                 f"{view.kubectl('get persistentvolumeclaims')} lists those that exist; correct --volume or "
                 "--checkpoint, or create the claim"
             ),
@@ -273,8 +273,8 @@ VOLUMES: Final = (
         "MountFailed",
         tell(
             _unmounted(_NOT_ABSENT),
-            lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",
-            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
+            lambda view, match: f"{match} cannot start: a volume cannot be mounted: {match[0]}",
+            lambda view, match: f"{view.kubectl(f'describe pod {match.pods[0]}')} shows the pod's events",
         ),
         grace=180,
         awaits="the driver of a volume",

@@ -387,12 +387,12 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
     return locate
 
 
-def _insufficient(view: JobView, found: Match) -> Found:
+def _insufficient(view: JobView, match: Match) -> Found:
     """Describe pods that ask for more of a resource than any node has."""
-    resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
+    resource, spec = match[1], pod_spec(view.objects[match.pods[0]])
     less = _flag(resource)
     needed = requests(spec).get(resource, 0.0)
-    asks = f"{found}: no node has {amount_text(resource, needed) if needed else 'enough'} {resource}"
+    asks = f"{match}: no node has {amount_text(resource, needed) if needed else 'enough'} {resource}"
     # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
     sizes = {
         name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
@@ -402,39 +402,39 @@ def _insufficient(view: JobView, found: Match) -> Found:
     if sizes:
         node = max(sizes, key=lambda name: quantity(sizes[name]))
         field = f"status.allocatable[{resource}] (the largest of all nodes)"
-        found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
+        match = replace(match, evidence=[*match.evidence, Evidence(f"node {node}", sizes[node], field)])
         if not quantity(sizes[node]):
             asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
             remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
-            return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
+            return match.found(f"{match}: no node offers {resource}", remedy, resolves_itself=False)
         if not fitting(allocatable(view.seen.nodes[node]), {resource: needed}):
             sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
             remedy = f"ask for less with {less}, or add a larger node"
-            return found.found(sentence, remedy, resolves_itself=False)
+            return match.found(sentence, remedy, resolves_itself=False)
     remedy = (
         f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
         f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
     )
-    return found.found(f"{asks} free", remedy)
+    return match.found(f"{asks} free", remedy)
 
 
-def _selector(view: JobView, found: Match) -> Found:
-    spec = pod_spec(view.objects[found.pods[0]])
+def _selector(view: JobView, match: Match) -> Found:
+    spec = pod_spec(view.objects[match.pods[0]])
     labels = _labels(view, spec) or ({} if node_affinity_text(spec) else spec.get("nodeSelector"))
     if not labels:
-        return found.found(
-            f"{found}: no node matches the required node affinity",
+        return match.found(
+            f"{match}: no node matches the required node affinity",
             f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the type "
             "of GPUs (--gpu) or the affinity in the job's patch, or avoid fewer nodes (--avoid-node)",
-            Evidence(f"pod {found.pods[0]}", node_affinity_text(spec), "spec.affinity.nodeAffinity"),
+            Evidence(f"pod {match.pods[0]}", node_affinity_text(spec), "spec.affinity.nodeAffinity"),
         )
     wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
-    them = "them" if len(found.pods) > 1 else "it"
-    return found.found(
-        f"{found}: no node that could take {them} has the labels {wanted}",
+    them = "them" if len(match.pods) > 1 else "it"
+    return match.found(
+        f"{match}: no node that could take {them} has the labels {wanted}",
         f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
         f"--node-selector{_other_image(labels)}",
-        Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector"),
+        Evidence(f"pod {match.pods[0]}", wanted, "spec.nodeSelector"),
     )
 
 
@@ -469,24 +469,24 @@ def _created(view: JobView, pod: PodState) -> float:
     return created_at(view.objects[pod.name])
 
 
-def _no_node_takes(view: JobView, found: Match) -> Found:
+def _no_node_takes(view: JobView, match: Match) -> Found:
     """Describe pods that no node can take for a reason of which flk does not know more."""
-    lasts, gated = re.search(_LASTS, found[0]), "scheduling gates" in found[0]
-    return found.found(
-        f"{found}: no node can take it ({found[0]})",
-        f"{view.kubectl(f'describe pod {found.pods[0]}')} shows the scheduler's events",
+    lasts, gated = re.search(_LASTS, match[0]), "scheduling gates" in match[0]
+    return match.found(
+        f"{match}: no node can take it ({match[0]})",
+        f"{view.kubectl(f'describe pod {match.pods[0]}')} shows the scheduler's events",
         resolves_itself=False if lasts or gated else None,
         grace=60.0 if lasts else _GATE_GRACE if gated else None,
     )
 
 
-def _devices_not_allocated(view: JobView, found: Match) -> Found:
+def _devices_not_allocated(view: JobView, match: Match) -> Found:
     """Describe pods whose claims of devices (dynamic resource allocation) the scheduler cannot have allocated."""
-    return found.found(
-        f"{found}: no node can give it the devices that it claims ({found[0]})",
+    return match.found(
+        f"{match}: no node can give it the devices that it claims ({match[0]})",
         f"{view.kubectl('get resourceclaims')} shows the claims, and "
         f"{view.kubectl_of_cluster('get deviceclasses,resourceslices')} what the drivers of the nodes offer",
-        resolves_itself=not found[1],
+        resolves_itself=not match[1],
     )
 
 
@@ -528,8 +528,8 @@ CAUSES: Final = (
         "NodesNotReady",
         tell(
             _nodes_not_ready,
-            lambda view, trace: f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]})",
-            lambda view, trace: (
+            lambda view, match: f"{match}: the nodes that could run it are not ready or take no pods ({match[0]})",
+            lambda view, match: (
                 f"{view.kubectl_of_cluster('get nodes')} shows their state; the administrator of the cluster can bring "
                 "them back"
             ),
@@ -541,12 +541,12 @@ CAUSES: Final = (
         "TaintNotTolerated",
         tell(
             _refused_by_nodes("taint", lambda taint: not is_node_state(taint)),
-            lambda view, trace: (
-                f"{trace}: the nodes that could run it have {f'the taint {trace[1]}' if trace[1] else 'a taint'}, "
+            lambda view, match: (
+                f"{match}: the nodes that could run it have {f'the taint {match[1]}' if match[1] else 'a taint'}, "
                 "which the pods do not tolerate"
             ),
-            lambda view, trace: (
-                f"submit with --toleration {trace[1] or 'KEY'} if the job may run there; "
+            lambda view, match: (
+                f"submit with --toleration {match[1] or 'KEY'} if the job may run there; "
                 f"{view.kubectl_of_cluster('describe nodes')} shows the taints"
             ),
         ),
@@ -557,10 +557,10 @@ CAUSES: Final = (
         "SchedulerMissing",
         tell(
             _unseen,
-            lambda view, trace: (
-                f"{trace}: the scheduler {trace[0]} has not looked at it; it may not exist in this cluster"
+            lambda view, match: (
+                f"{match}: the scheduler {match[0]} has not looked at it; it may not exist in this cluster"
             ),
-            lambda view, trace: (
+            lambda view, match: (
                 f"have it started, or name one that runs with schedulerName in the job's patch; "
                 f"{view.kubectl_of_cluster('get pods -n kube-system')} shows Kubernetes' own"
             ),

@@ -15,11 +15,11 @@ from flk.health.cause import (
     container_path,
     event_evidence,
     found_by,
+    match_of,
     names,
     pod_evidence,
     subject,
     tell,
-    trace,
     waiting,
 )
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allowed
@@ -111,7 +111,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
     """Return a Locate for pods that cannot pull their image, where the messages contain one of ``words``.
 
     The kubelet alternates between ErrImagePull, which says why, and ImagePullBackOff, which need not. The event Failed
-    has the reason too. The messages must contain none of ``without``. The texts of the trace are the messages in one
+    has the reason too. The messages must contain none of ``without``. The texts of the match are the messages in one
     string, and the image.
     """
 
@@ -122,7 +122,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         reasons = re.sub(_NAMES, "", said)
         if not pods or not any(word in reasons for word in words) or any(word in reasons for word in without):
             return None
-        found = trace(view, pods, container_path(view), said, _image_of(view, pods[0].message), pods[0].reason)
+        found = match_of(view, pods, container_path(view), said, _image_of(view, pods[0].message), pods[0].reason)
         since = [_failing_since(view, pod) for pod in pods]
         if None in since:
             return None
@@ -173,10 +173,10 @@ def _image_of(view: JobView, message: str) -> str:
     return named[1] if named else view.image
 
 
-def _access_denied(view: JobView, found: Match) -> Found:
-    listed = pod_spec(view.objects[found.pods[0]]).get("imagePullSecrets") or []
+def _access_denied(view: JobView, match: Match) -> Found:
+    listed = pod_spec(view.objects[match.pods[0]]).get("imagePullSecrets") or []
     secrets = [str(secret.get("name")) for secret in listed]
-    events = [event for name in found.pods for event in view.pod_events.get(name, [])]
+    events = [event for name in match.pods for event in view.pod_events.get(name, [])]
     missing = [event for event in events if event.get("reason") == "FailedToRetrieveImagePullSecret"]
     if missing and secrets:
         why = f"the pull secret {' or '.join(secrets)} does not exist"
@@ -188,14 +188,14 @@ def _access_denied(view: JobView, found: Match) -> Found:
     else:
         why = "the registry demands credentials, and the pods have no pull secret"
         remedy = f"{view.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
-    sentence = f"{found} cannot start: the image {found[1]} may not be pulled: {why}"
-    return found.found(sentence, remedy, *map(event_evidence, missing[-1:]))
+    sentence = f"{match} cannot start: the image {match[1]} may not be pulled: {why}"
+    return match.found(sentence, remedy, *map(event_evidence, missing[-1:]))
 
 
-def _reason_of(found: Match) -> str:
+def _reason_of(match: Match) -> str:
     """Return why an image cannot be pulled: that its registry cannot be reached, or the kubelet's word for it."""
-    detail = re.search(_QUOTED, found[0])
-    return detail[0].removeprefix("dial tcp: ") if detail else found[2]
+    detail = re.search(_QUOTED, match[0])
+    return detail[0].removeprefix("dial tcp: ") if detail else match[2]
 
 
 CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
@@ -375,10 +375,10 @@ PULLS: Final = (
         "RegistryBusy",
         tell(
             _busy,
-            lambda view, trace: (
-                f"{trace} cannot start yet: the pull of {trace[1]} failed ({trace[0]}), and the kubelet tries again"
+            lambda view, match: (
+                f"{match} cannot start yet: the pull of {match[1]} failed ({match[0]}), and the kubelet tries again"
             ),
-            lambda view, trace: (
+            lambda view, match: (
                 f"{view.flk('wait')} waits; a pull secret raises the limit of a public registry, and a mirror avoids it"
             ),
         ),
@@ -390,8 +390,8 @@ PULLS: Final = (
         "ImageNotFound",
         tell(
             _pulling(_NOT_FOUND, without=_PLATFORM),
-            lambda view, trace: f"{trace} cannot start: the image {trace[1]} does not exist in its registry",
-            lambda view, trace: f"correct --image, or push the image; then {view.flk('delete')} and submit again",
+            lambda view, match: f"{match} cannot start: the image {match[1]} does not exist in its registry",
+            lambda view, match: f"correct --image, or push the image; then {view.flk('delete')} and submit again",
         ),
         grace=45,
         awaits="the registry",
@@ -406,10 +406,10 @@ PULLS: Final = (
         "ImagePullFailed",
         tell(
             _pulling(without=_PLATFORM),
-            lambda view, trace: f"{trace} cannot start: the image {trace[1]} cannot be pulled ({_reason_of(trace)})",
-            lambda view, trace: (
+            lambda view, match: f"{match} cannot start: the image {match[1]} cannot be pulled ({_reason_of(match)})",
+            lambda view, match: (
                 f"correct --image, or have the registry or the way to it repaired; "
-                f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows all that the node says"
+                f"{view.kubectl(f'describe pod {match.pods[0]}')} shows all that the node says"
             ),
         ),
         grace=90,
@@ -421,10 +421,10 @@ CAUSES: Final = (
         "PodNotSetUp",
         tell(
             _not_set_up,
-            lambda view, trace: f"{trace} cannot start: its node {trace[1]} cannot set it up: {trace[0]}",
-            lambda view, trace: (
-                f"{view.kubectl(f'delete pod {trace.pods[0]}')} has it start again, perhaps on another node; have the "
-                f"network plugin or the driver of the node repaired: {view.kubectl_of_cluster(f'cordon {trace[1]}')} "
+            lambda view, match: f"{match} cannot start: its node {match[1]} cannot set it up: {match[0]}",
+            lambda view, match: (
+                f"{view.kubectl(f'delete pod {match.pods[0]}')} has it start again, perhaps on another node; have the "
+                f"network plugin or the driver of the node repaired: {view.kubectl_of_cluster(f'cordon {match[1]}')} "
                 "keeps pods off it"
             ),
         ),
@@ -435,10 +435,10 @@ CAUSES: Final = (
         "WrongArchitecture",
         tell(
             _wrong_format,
-            lambda view, trace: (
-                f"{trace} cannot start: the image {view.image} is for another processor architecture than the node's"
+            lambda view, match: (
+                f"{match} cannot start: the image {view.image} is for another processor architecture than the node's"
             ),
-            lambda view, trace: (
+            lambda view, match: (
                 "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes "
                 "with --node-selector kubernetes.io/arch=…"
             ),
@@ -449,8 +449,8 @@ CAUSES: Final = (
         "CommandNotFound",
         tell(
             _failed_start(_EXECUTABLE),
-            lambda view, trace: f"{trace} cannot start: the image {view.image} has no program {trace[1]}",
-            lambda view, trace: (
+            lambda view, match: f"{match} cannot start: the image {view.image} has no program {match[1]}",
+            lambda view, match: (
                 "correct the command, or choose an image that has the program, and torch (--image): a script needs "
                 "Python 3.10 or newer"
             ),
@@ -462,10 +462,10 @@ CAUSES: Final = (
         "ContainerStartFailed",
         tell(
             lambda view: _failed_start(_PROCESS)(view) or waiting(CONFIG_ERRORS, _PROCESS)(view),
-            lambda view, trace: f"{trace} cannot start: {trace[1]}",
-            lambda view, trace: (
+            lambda view, match: f"{match} cannot start: {match[1]}",
+            lambda view, match: (
                 "correct what the message names in the image, the command or the job's patch; "
-                f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events"
+                f"{view.kubectl(f'describe pod {match.pods[0]}')} shows the pod's events"
             ),
         ),
         grace=30,
