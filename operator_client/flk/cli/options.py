@@ -20,8 +20,8 @@ import typer
 from flk.cli.help import show_all
 from flk.errors import FlkError, UsageError
 from flk.user.terminal import one_line
+from flk_runtime.contract import user_env
 from flk_runtime.contract.options import AUTO
-from flk_runtime.contract.user_env import MEASURED
 from flk_runtime.contract.values import dataclass
 
 if TYPE_CHECKING:
@@ -260,10 +260,10 @@ def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     check_files(job, root, here=here)
     for warning in warnings(job):
         note(warning)
-    if job.strategy == AUTO and MEASURED not in job.env:
+    if job.strategy == AUTO and user_env.MEASURED not in job.env:
         from flk.local.bench import measured
 
         results = measured(job)
         if results:
-            job = job.changed(env=job.env | {MEASURED: json.dumps(results, separators=(",", ":"))})
+            job = job.changed(env=job.env | {user_env.MEASURED: json.dumps(results, separators=(",", ":"))})
     return LoadedJob(job, root)

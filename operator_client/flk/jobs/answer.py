@@ -42,8 +42,7 @@ from flk.observe.view import JobView
 from flk.spec.units import short_duration
 from flk.targets import target_of
 from flk.user.files import state_folder, write_whole
-from flk_runtime.contract import foreign
-from flk_runtime.contract.log_format import is_record, parse_attempt
+from flk_runtime.contract import foreign, log_format
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.contract.values import asdict, dataclass, field, replace
 
@@ -189,7 +188,7 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
 
 def is_kept(line: str) -> bool:
     """Return whether a line of a log is kept: not a record or telemetry. The mark of an attempt says what came last."""
-    return not is_record(line) or parse_attempt(line) is not None
+    return not log_format.is_record(line) or log_format.parse_attempt(line) is not None
 
 
 def prune(files: int = MAX_FILES, age: float = MAX_AGE) -> None:

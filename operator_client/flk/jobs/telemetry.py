@@ -14,8 +14,7 @@ from flk.observe.client import JobClient
 from flk.observe.pods import has_log, launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
 from flk.observe.reader import find_record
-from flk_runtime.contract import foreign
-from flk_runtime.contract.log_format import parse_telemetry
+from flk_runtime.contract import foreign, log_format
 from flk_runtime.contract.telemetry import Telemetry, unpack_telemetry
 
 _LINES: Final = 20_000  # last lines of the log that are read
@@ -50,7 +49,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
     lines: list[str] = []
     if first is not None and has_log(first):
         lines = client.last_lines(first, _LINES, timestamps=True)
-    packed = next(filter(None, (parse_telemetry(line.partition(" ")[2]) for line in reversed(lines))), "")
+    packed = next(filter(None, (log_format.parse_telemetry(line.partition(" ")[2]) for line in reversed(lines))), "")
     return _with_image(unpack_telemetry(packed) or read_telemetry_of(lines, client.now()), first)
 
 

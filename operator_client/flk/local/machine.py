@@ -25,7 +25,6 @@ from flk.spec.parts import HUB_MODULE
 from flk_runtime import contract
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.options import DILOCO
-from flk_runtime.contract.pod_layout import VISIBLE_GPUS, gpu_names
 from flk_runtime.contract.quantities import plural
 
 
@@ -44,11 +43,8 @@ def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str,
             hint=f"export {missing[0]}=… before `flk run`",
         )
     values.update(environment(job))
-    asked = (
-        units.parse_quantity(job.resources.cpu)
-        if job.resources.cpu
-        else Decimal(os.cpu_count() or 1) / job.created_pods
-    )
+    cpu = job.resources.cpu
+    asked = units.parse_quantity(cpu) if cpu else Decimal(os.cpu_count() or 1) / job.created_pods
     values |= {
         **_outer_rendezvous(job, port),
         pod_env.POD_IP: "127.0.0.1",
@@ -108,21 +104,24 @@ def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list
 
     Raises UsageError if there are fewer GPUs than the job asks for.
     """
-    visible = environ.get(VISIBLE_GPUS)
+    visible = environ.get(pod_layout.VISIBLE_GPUS)
     asked = job.resources.gpu
     if visible == "" or not (asked or visible or gpus):
         return None
     each = asked or job.processes_per_pod
     needed = job.created_pods * each
-    names = gpu_names(visible) if visible else [str(number) for number in range(gpus or needed)]
+    names = pod_layout.gpu_names(visible) if visible else [str(number) for number in range(gpus or needed)]
     if len(names) >= needed:
         return [",".join(names[index * each :][:each]) for index in range(job.created_pods)]
     if not asked:
         return None if visible else [""] * job.created_pods
-    has = f"{VISIBLE_GPUS}={visible} names {len(names)}" if visible else f"this machine has {len(names)}"
+    has, hint = f"this machine has {len(names)}", "use fewer --replicas or --gpu"
+    if visible:
+        has = f"{pod_layout.VISIBLE_GPUS}={visible} names {len(names)}"
+        hint = f"unset {pod_layout.VISIBLE_GPUS}, or {hint}"
     raise UsageError(
         f"the job needs {plural(needed, 'GPU')} ({plural(job.created_pods, 'pod')} with {each} each), and {has}",
-        hint=f"unset {VISIBLE_GPUS}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
+        hint=hint,
     )
 
 
@@ -131,12 +130,14 @@ def on_cpus(job: Job, gpus: int, shared: list[str] | None, environ: Mapping[str,
 
     ``shared``: what `shares` has returned.
     """
-    if shared is not None and not any(shared):
+    if shared is None:
+        return ""
+    if not any(shared):
         return (
             "the pods of the job have more ranks than this machine has GPUs, so they train on the CPU: "
             "use fewer --replicas, --processes or --spares"
         )
-    if job.resources.gpu and shared is not None and not gpus and VISIBLE_GPUS not in environ and not _WSL.exists():
+    if job.resources.gpu and not gpus and pod_layout.VISIBLE_GPUS not in environ and not _WSL.exists():
         return "the job asks for GPUs, and /dev has none of NVIDIA's: ranks that find no other train on the CPU"
     return ""
 

@@ -10,7 +10,6 @@ from typing import Final
 from flk.errors import JobFailedError
 from flk.spec.units import short_duration
 from flk_runtime.contract import log_format
-from flk_runtime.contract.log_format import TOTAL_NAMES, MetricsLine, is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.contract.telemetry import unpack_telemetry
 
@@ -25,7 +24,7 @@ class MetricsText:
     """Lines of metrics of one job for people, where a terminal shows them."""
 
     def __init__(self) -> None:
-        self.last: MetricsLine | None = None
+        self.last: log_format.MetricsLine | None = None
         self.loss: float | None = None  # the last one that was told
         self.total: int | None = None  # steps of the whole job
         self._at = 0.0  # when the last metrics came
@@ -36,13 +35,13 @@ class MetricsText:
         metrics = log_format.parse_metrics(match[2]) if match else None
         return f"{match[1] or ''}{self._of(metrics, match[2])}" if match and metrics else None
 
-    def _of(self, metrics: MetricsLine, written: str) -> str:
+    def _of(self, metrics: log_format.MetricsLine, written: str) -> str:
         """Return how far the job is, its loss and its speed, and how long it still takes."""
         now, before = time.monotonic(), self.last
         self.total = metrics.total or self.total
         parts = [f"step {metrics.step}" + (f" of {self.total} ({metrics.step / self.total:.0%})" if self.total else "")]
         values = json.loads(written)
-        for name in ("step", *TOTAL_NAMES):
+        for name in ("step", *log_format.TOTAL_NAMES):
             values.pop(name, None)
         for name, value in values.items():
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -72,11 +71,11 @@ class Shown:
 
     def line(self, text: str, *, on_terminal: bool) -> str | None:
         """Return a line as it is shown; None for one that is for programs, or that the end says again."""
-        if is_record(text):
-            record = parse_record(text)
+        if log_format.is_record(text):
+            record = log_format.parse_record(text)
             if record and not (self.record and self.record.outcome == "failed"):
                 self.record = record
-            telemetry = unpack_telemetry(parse_telemetry(text))
+            telemetry = unpack_telemetry(log_format.parse_telemetry(text))
             self._metrics.total = (telemetry and telemetry.total_steps) or self._metrics.total
             return None
         shown = self._metrics.text(text)

@@ -28,7 +28,7 @@ from flk.manifest.secret_names import KEY_SIZE, content_is_secret, file_names_se
 from flk.spec.fields import IN_IMAGE
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
-from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
+from flk_runtime.contract import pod_layout
 from flk_runtime.contract.values import dataclass
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -111,7 +111,8 @@ def select_files(job: Job, root: Path) -> Selection:
         )
         if paths - shipped
     ]
-    if own is None and job.command[1].partition(".")[0] not in RUNTIME_PACKAGES:  # the runtime travels with every job
+    # The runtime travels with every job.
+    if own is None and job.command[1].partition(".")[0] not in pod_layout.RUNTIME_PACKAGES:
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
     if script is not None and _leaves(root, script.relative_to(root).as_posix()):
         left_out.append(f"what lies beside {script.resolve()}, to which the script {job.command[0]} links")

@@ -20,7 +20,7 @@ from typing import Final
 
 from flk.user.files import cache_folder, write_whole
 from flk_runtime import contract
-from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
+from flk_runtime.contract import pod_layout
 
 _STRING: Final = (
     r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
@@ -38,7 +38,7 @@ def runtime_archive() -> bytes:
     cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
     folder = Path(contract.__file__).parents[2]
-    paths = [path for package in RUNTIME_PACKAGES for path in (folder / package).rglob("*.py")]
+    paths = [path for package in pod_layout.RUNTIME_PACKAGES for path in (folder / package).rglob("*.py")]
     modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     parts = [part for name, source in sorted(modules.items()) for part in (name.encode(), source)]
     made_from = b"\0".join([Path(__file__).read_bytes(), *parts])

@@ -8,7 +8,6 @@ from typing import Final
 
 from flk.spec.units import timestamp
 from flk_runtime.contract import log_format
-from flk_runtime.contract.log_format import MetricsLine
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid, thinned
 from flk_runtime.contract.values import dataclass
 
@@ -83,7 +82,7 @@ def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
     return Telemetry(now, 0, total, thinned(list(by_step.values()), HISTORY_LIMIT), diverged=diverged)
 
 
-def _read(line: str) -> tuple[float, int, MetricsLine] | None:
+def _read(line: str) -> tuple[float, int, log_format.MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
     found = log_format.parse_metrics(match["json"]) if match else None

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from flk.kube import Object
 from flk.spec import labels
-from flk_runtime.contract import foreign
-from flk_runtime.contract.pod_env import ON_RESTART, SETUP
+from flk_runtime.contract import foreign, pod_env
 from flk_runtime.contract.secrets import (
     REDACTED,
     hidden,
@@ -27,7 +26,8 @@ T = TypeVar("T")
 
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
-_SHELL_COMMANDS: Final = {"setup": SETUP, "on_restart": ON_RESTART}  # variables of the options that are commands
+# The variables of the options that are commands.
+_SHELL_COMMANDS: Final = {"setup": pod_env.SETUP, "on_restart": pod_env.ON_RESTART}
 
 
 def secrets_of(job: Object | None) -> list[str]:

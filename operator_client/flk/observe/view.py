@@ -30,9 +30,8 @@ from flk.spec import labels
 from flk.spec.units import created_at, timestamp
 from flk.targets import DEFAULT, MOST_PODS, WORKER, Target, target_of
 from flk.user.commands import Commands
-from flk_runtime.contract import foreign
+from flk_runtime.contract import foreign, pod_env, user_env
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import (
     ArchivedRecord,
@@ -43,7 +42,6 @@ from flk_runtime.contract.record import (
     SlowRank,
     Standstill,
 )
-from flk_runtime.contract.user_env import JOB, WORKERS
 from flk_runtime.contract.values import dataclass, replace
 
 _MOST_RANKS: Final = 1_000_000
@@ -156,29 +154,29 @@ class JobView:
     def from_flk(self) -> bool:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
         environment = {variable.get("name") for variable in self.container.get("env") or []}
-        return self.seen.entry is not None or labels.JOB in self.labels or JOB in environment
+        return self.seen.entry is not None or labels.JOB in self.labels or user_env.JOB in environment
 
     @cached_property
     def workers(self) -> int:
         """How many groups of pods make steps of their own, as the workers of strategy diloco; 1 in other jobs."""
-        workers = self._setting(WORKERS) or 1
+        workers = self._setting(user_env.WORKERS) or 1
         return workers if len(self.pods) % workers == 0 else 1
 
     @cached_property
     def resizable(self) -> bool:
         """Whether pods without the lowest indexes may train: the job is elastic or has spares."""
-        return bool(self._setting(MIN_PODS) or self.spares)
+        return bool(self._setting(pod_env.MIN_PODS) or self.spares)
 
     @cached_property
     def spares(self) -> int:
         """Number of pods that wait to take the place of a lost one."""
-        return self._setting(SPARES)
+        return self._setting(pod_env.SPARES)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
         """How few and how many pods may train."""
-        most = self._setting(PODS) or len(self.pods)
-        return self._setting(MIN_PODS) or most - self.spares, most - self.spares
+        most = self._setting(pod_env.PODS) or len(self.pods)
+        return self._setting(pod_env.MIN_PODS) or most - self.spares, most - self.spares
 
     @property
     def members(self) -> list[int]:

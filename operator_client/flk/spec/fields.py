@@ -27,7 +27,7 @@ from pydantic_core import core_schema
 from flk.spec import mounts, names, units
 from flk.spec.hardware import FABRICS, GPU_TYPES
 from flk.spec.validation import usage_error
-from flk_runtime.contract import quantities
+from flk_runtime.contract import pod_env, pod_layout, quantities
 from flk_runtime.contract.options import (
     AUTO,
     MOST_STEPS,
@@ -36,8 +36,6 @@ from flk_runtime.contract.options import (
     parse_sinks,
     parse_strategy,
 )
-from flk_runtime.contract.pod_env import BATCHES
-from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.contract.variable import words
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
@@ -261,7 +259,7 @@ class Checkpoint(StrictModel):
     def _from_text(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if is_address(value):
+        if pod_layout.is_address(value):
             return {"address": value}
         if re.match(_ONE_SLASH, value):
             raise ValueError(
@@ -300,7 +298,7 @@ class Elastic(StrictModel):
 
     min: int = Field(ge=1, description="pods with which the job may train")
     max: int = Field(ge=1, description="most pods that it may have")
-    batch: Annotated[str, OneOf(*BATCHES)] = Field(
+    batch: Annotated[str, OneOf(*pod_env.BATCHES)] = Field(
         default="keep", description="keep: a step has as many samples with fewer pods as with all; scale: fewer"
     )
 

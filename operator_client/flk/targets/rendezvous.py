@@ -10,9 +10,7 @@ from typing import Any, Final
 from flk.spec import labels
 from flk.targets import target_of
 from flk.targets.model import Object
-from flk_runtime.contract import pod_env
-from flk_runtime.contract.pod_layout import on_volume
-from flk_runtime.contract.user_env import CHECKPOINT
+from flk_runtime.contract import pod_env, pod_layout, user_env
 
 KEYS: Final = {pod_env.JOB_UID: "uid", pod_env.RDZV_SECRET: "secret"}  # of the Secret, by the variables that have them
 
@@ -34,7 +32,11 @@ def secret_name_of(job: Object) -> str:
 def needs_secret(job: Object) -> bool:
     """Return whether flk makes a Secret for the job, for its launchers or for its record, which has the UID."""
     values = _values(job)
-    return authenticates(job) or pod_env.RECORDS in values or bool(on_volume(values.get(CHECKPOINT, "")))
+    return (
+        authenticates(job)
+        or pod_env.RECORDS in values
+        or bool(pod_layout.on_volume(values.get(user_env.CHECKPOINT, "")))
+    )
 
 
 def authenticates(job: Object) -> bool:

@@ -33,7 +33,7 @@ from flk.observe.reader import Reader
 from flk.observe.redaction import secrets_of
 from flk.observe.view import JobView
 from flk.spec.units import short_duration, timestamp
-from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract import log_format
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.contract.secrets import hidden
@@ -217,7 +217,7 @@ class _Merger:
             self._last_line = time.monotonic()
         if not self._options.of_ranks:
             return
-        if record := parse_record(line):
+        if record := log_format.parse_record(line):
             self._record = record
         elif is_kept(line):
             if len(line) > LINE_LIMIT:  # the secrets of shorter ones are hidden when they are kept
