@@ -48,8 +48,18 @@ class TopData:
 def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
     """Return how far and how fast a job is by its telemetry, else by the metrics that it prints."""
     if telemetry is not None and (last := latest_sample(telemetry.history)):
-        measured = last.step_seconds, last.loss, last.samples_per_s, last.mfu, last.communication, last.data_wait
-        return Progress(0, last.step, last.time, telemetry.total_steps, *measured)
+        return Progress(
+            rank=0,
+            step=last.step,
+            time=last.time,
+            total=telemetry.total_steps,
+            step_time=last.step_seconds,
+            loss=last.loss,
+            rate=last.samples_per_s,
+            mfu=last.mfu,
+            communication=last.communication,
+            data_wait=last.data_wait,
+        )
     return max(state.progress, key=lambda progress: progress.step, default=None)
 
 
@@ -69,7 +79,7 @@ def job_lines(data: TopData, width: int) -> list[Line]:
         if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
         lines += map(Line, pods_table(state, wide=False) if state.pods else [])
-    return [_cut(line, width) for line in lines]
+    return [Line(cut(printable(line.text).rstrip(), width), line.style) for line in lines]
 
 
 def _head(data: TopData) -> list[Line]:
@@ -77,7 +87,8 @@ def _head(data: TopData) -> list[Line]:
     since = f" for {short_duration(data.now - state.since)}" if state.since and not state.finished else ""
     attempt = f"   attempt {state.attempt}" if state.attempts else ""
     first = f"{state.name}   {state.phase}{since}{attempt}   {state.ready}/{plural(state.replicas, 'pod')}"
-    lines = [Line(f"{first}   {_clock(data.now)}", phase_style(str(state.phase)) or "bold")]
+    clock = time.strftime("%H:%M:%S", time.localtime(data.now))
+    lines = [Line(f"{first}   {clock}", phase_style(str(state.phase)) or "bold")]
     if data.outage:
         lines.append(Line(data.outage, "bad"))
     if state.message:
@@ -138,10 +149,12 @@ def sparkline(values: Iterable[float | None]) -> str:
         return " " * len(given)
     low, span = min(known), max(known) - min(known)
     top = len(_BARS) - 2
-    return "".join(
-        " " if value is None else _BARS[1 + (top // 2 if not span else round(top * min(1.0, (value - low) / span)))]
-        for value in given
-    )
+
+    def bar(value: float) -> str:
+        height = round(top * min(1.0, (value - low) / span)) if span else top // 2
+        return _BARS[1 + height]
+
+    return "".join(" " if value is None else bar(value) for value in given)
 
 
 def _nodes(state: State, telemetry: Telemetry) -> list[Line]:
@@ -150,13 +163,13 @@ def _nodes(state: State, telemetry: Telemetry) -> list[Line]:
     pods = {pod.index: pod for pod in state.pods}
     by_node: dict[str, list[RankStatus]] = defaultdict(list)
     for rank in telemetry.ranks:
-        found = usage.get(rank.pod)
-        node = found.node if found else pods[rank.pod].node if rank.pod in pods else ""
-        by_node[node].append(rank)
+        pod = usage.get(rank.pod) or pods.get(rank.pod)
+        by_node[pod.node if pod else ""].append(rank)
     furthest = max(rank.step for rank in telemetry.ranks)
     for ranks in by_node.values():
         ranks.sort(key=_badness)
-    ordered = sorted(by_node.items(), key=lambda item: _badness(item[1][0]))
+    nodes = sorted(by_node.items(), key=lambda item: _badness(item[1][0]))
+    in_order = [rank for _, ranks in nodes for rank in ranks]
     titles = ["", "RANK", "STEP", "STEP TIME", "WORK", "DATA", "MEMORY", "GPU", "PHASE", ""]
     rows = [
         [
@@ -171,22 +184,18 @@ def _nodes(state: State, telemetry: Telemetry) -> list[Line]:
             rank.phase,
             _remark(rank, furthest),
         ]
-        for _, ranks in ordered
-        for rank in ranks
+        for rank in in_order
     ]
     told = {title for row in rows for title, cell in zip(titles, row, strict=True) if cell}
     without = {"DATA", "GPU"} - told  # not all jobs tell of these two
     head, *body = [line.removesuffix("   -") for line in table(titles, rows, without=without)]
-    texts = iter(zip(body, [rank for _, ranks in ordered for rank in ranks], strict=True))
+    text_of = dict(zip((rank.rank for rank in in_order), body, strict=True))
     lines = [Line(head.replace("-", " ", 1), "bold")]
-    for node, ranks in ordered:
+    for node, ranks in nodes:
         lines.append(Line(f"node {node or '?'}", "bold"))
-        for pod in sorted({rank.pod for rank in ranks}):
-            if pod in usage:
-                lines.append(Line(f"  {_usage(usage[pod])}", "dim"))
-        for _ in ranks:
-            text, rank = next(texts)
-            lines.append(Line(text, "warn" if rank.slow else ""))
+        used = sorted({rank.pod for rank in ranks} & usage.keys())
+        lines += [Line(f"  {_usage(usage[index])}", "dim") for index in used]
+        lines += [Line(text_of[rank.rank], "warn" if rank.slow else "") for rank in ranks]
     left = state.world_size - len(telemetry.ranks)
     if left > 0:
         lines.append(Line(f"and {left:,} more ranks, none of them slower", "dim"))
@@ -226,11 +235,3 @@ def _remark(rank: RankStatus, furthest: int) -> str:
     behind = furthest - rank.step
     late = rank.step >= 0 and behind * (rank.step_seconds or 0.0) > _STALE
     return f"{behind:,} steps behind" if late else ""
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
-
-
-def _cut(line: Line, width: int) -> Line:
-    return Line(cut(printable(line.text).rstrip(), width), line.style)

@@ -141,7 +141,11 @@ def _claim_unbound(view: JobView, match: Match) -> Found:
         storage = str(spec.get("storageClassName") or "")
         text = f"{phase}, storage class {storage or '(none)'}, {', '.join(spec.get('accessModes') or [])}"
         created = created_at(claim)
-        about = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)]
+        about = [
+            event
+            for event in view.events
+            if involved(event).get("kind") == "PersistentVolumeClaim" and involved(event).get("name") == name
+        ]
         failures = [e for e in about if e.get("reason") == "ProvisioningFailed"]
         said = (failures or about)[-1:]
         why = one_line(said[0].get("message")) if said else "no volume matches it"
@@ -168,23 +172,16 @@ def _provisioner_grace(events: Sequence[Object], failures: Sequence[Object]) -> 
     return _PROVISIONER_FAILS_GRACE if failures else _PROVISIONER_GRACE
 
 
-def _about(event: Object) -> tuple[object, object]:
-    about = involved(event)
-    return about.get("kind"), about.get("name")
-
-
 def _on_other_node(view: JobView) -> Found | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
-    found = (
-        scheduler_says("volume node affinity conflict|PersistentVolume's node affinity")(view)
-        if closest and closest[1].kind == "volume"
-        else None
-    )
-    if found is None:
+    if closest is None or closest.reason.kind != "volume":
         return None
-    return found.found(
-        f"{found} cannot be scheduled: the volume of {_claims(view, found) or 'the volume'} belongs to another node or "
+    match = scheduler_says("volume node affinity conflict|PersistentVolume's node affinity")(view)
+    if match is None:
+        return None
+    return match.found(
+        f"{match} cannot be scheduled: the volume of {_claims(view, match) or 'the volume'} belongs to another node or "
         f"zone than the nodes that the pods may run on",
         "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's node; "
         f"{view.kubectl('get persistentvolumeclaims')} shows the access modes",

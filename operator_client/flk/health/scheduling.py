@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from flk.health.cause import (
     Cause,
@@ -319,8 +319,17 @@ def _flag(resource: str) -> str:
     return "--gpu" if any(word in resource for word in ("gpu", "nvidia.com/", "amd.com/")) else "--resource"
 
 
-def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
-    """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
+@dataclass(frozen=True)
+class Unschedulable:
+    """Pods that no node can take."""
+
+    pods: Sequence[PodState]
+    reason: NodeReason  # of the nodes that came closest
+    evidence: Sequence[Evidence]
+
+
+def unschedulable(view: JobView) -> Unschedulable | None:
+    """Return the pods that no node can take, and why; None if there are none."""
     pods = [pod for pod in view.unschedulable if pod.reason == "Unschedulable"] or view.unschedulable  # or gated ones
     if not pods:
         return None
@@ -328,10 +337,10 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
     tainted, labels = _taint_of_chosen_nodes(view, spec), _labels(view, spec)
     # Nodes that are cordoned or not ready may come back.
-    absent = (
+    absent = [
         one for one in reasons if one.kind == "unschedulable" or (one.kind == "taint" and is_node_state(one.detail))
-    )
-    away = next(absent, None)
+    ]
+    away = absent[0] if absent else None
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and labels)):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
@@ -339,7 +348,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     elif reason.kind == "volume" or (reason.kind == "selector" and not labels):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
-    return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
+    return Unschedulable(pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)])
 
 
 def scheduler_says(pattern: str) -> Locate:
@@ -379,10 +388,9 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
 
     def locate(view: JobView) -> Match | None:
         found = unschedulable(view)
-        if found is None or (kind and found[1].kind != kind) or not matches(found[1].detail):
+        if found is None or (kind and found.reason.kind != kind) or not matches(found.reason.detail):
             return None
-        pods, reason, evidence = found
-        return Match(names(pods), evidence, (reason.text, reason.detail))
+        return Match(names(found.pods), found.evidence, (found.reason.text, found.reason.detail))
 
     return locate
 
@@ -447,12 +455,10 @@ def _nodes_not_ready(view: JobView) -> Match | None:
 
 def _unseen(view: JobView) -> Match | None:
     """Find pods that no scheduler has looked at for some seconds, though they name one."""
+    delays = {_DEFAULT: _DEFAULT_DELAY}  # of other schedulers: SCHEDULER_DELAY
+    unseen = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and not pod.reason]
     pods = [
-        pod
-        for pod in view.pods
-        if pod.phase == PodPhase.PENDING
-        and not pod.reason
-        and view.now - _created(view, pod) > (SCHEDULER_DELAY if _scheduler(view, pod) != _DEFAULT else _DEFAULT_DELAY)
+        pod for pod in unseen if view.now - _created(view, pod) > delays.get(_scheduler(view, pod), SCHEDULER_DELAY)
     ]
     if not pods:
         return None
@@ -471,12 +477,15 @@ def _created(view: JobView, pod: PodState) -> float:
 
 def _no_node_takes(view: JobView, match: Match) -> Found:
     """Describe pods that no node can take for a reason of which flk does not know more."""
-    lasts, gated = re.search(_LASTS, match[0]), "scheduling gates" in match[0]
+    patience: dict[str, Any] = {}
+    if re.search(_LASTS, match[0]):
+        patience = {"resolves_itself": False, "grace": 60.0}
+    elif "scheduling gates" in match[0]:
+        patience = {"resolves_itself": False, "grace": _GATE_GRACE}
     return match.found(
         f"{match}: no node can take it ({match[0]})",
         f"{view.kubectl(f'describe pod {match.pods[0]}')} shows the scheduler's events",
-        resolves_itself=False if lasts or gated else None,
-        grace=60.0 if lasts else _GATE_GRACE if gated else None,
+        **patience,
     )
 
 

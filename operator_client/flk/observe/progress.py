@@ -54,9 +54,21 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         step_time = before.step_time if before else None
         if before and found.step > before.step and time > before.time:
             step_time = (time - before.time) / (found.step - before.step)
-        total = found.total if found.total is not None else before.total if before else None  # another line may say it
-        measured = found.loss, found.samples_per_s, found.mfu, found.communication, found.data_wait
-        progress = Progress(rank, found.step, time, total, step_time, *measured)
+        total = found.total
+        if total is None and before:
+            total = before.total
+        progress = Progress(
+            rank=rank,
+            step=found.step,
+            time=time,
+            total=total,
+            step_time=step_time,
+            loss=found.loss,
+            rate=found.samples_per_s,
+            mfu=found.mfu,
+            communication=found.communication,
+            data_wait=found.data_wait,
+        )
         last[rank] = overlaid(before, progress) if before and before.step == progress.step else progress
     return [last[rank] for rank in sorted(last)]
 

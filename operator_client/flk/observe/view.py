@@ -121,10 +121,6 @@ class JobView:
         return timestamp(self._meta.get("deletionTimestamp"))
 
     @property
-    def _kinds(self) -> list[str]:
-        return [kind for kind, _ in self.target.event_objects(self.name)]
-
-    @property
     def name(self) -> str:
         """Name of the job."""
         return self.seen.name
@@ -280,7 +276,8 @@ class JobView:
     @cached_property
     def job_events(self) -> list[Object]:
         """The events about the job itself."""
-        return [event for event in self.events if _involved(event, "kind") in (None, *self._kinds)]
+        kinds = [kind for kind, _ in self.target.event_objects(self.name)]
+        return [event for event in self.events if _involved(event, "kind") in (None, *kinds)]
 
     @cached_property
     def pod_events(self) -> Mapping[str, list[Object]]:
@@ -310,10 +307,8 @@ class JobView:
         """
         found = {}
         for event in self.job_events:
-            match = (
-                re.search(_EXITED, str(event.get("message", ""))) if event.get("reason") == "ExitedWithCode" else None
-            )
-            if match and int(match[2]) >= FIRST_SIGNAL:
+            match = re.search(_EXITED, str(event.get("message", "")))
+            if match and event.get("reason") == "ExitedWithCode" and int(match[2]) >= FIRST_SIGNAL:
                 item = Evidence(f"event of {self.subject}", str(event.get("message")), time=event_time(event))
                 lives = self._lives_in_events(match[1])
                 found[match[1]] = Recreation(int(match[2]), item, lives, self._out_of_memory(match[1]))
