@@ -121,14 +121,14 @@ def _follow(
 ) -> int | None:
     """Write the lines of a job until it ends, or those that are kept of one that is gone."""
     from flk.jobs import logs as job_logs
-    from flk.jobs.answer import get_state
+    from flk.jobs.answer import look
     from flk.jobs.wait import raise_for_state
 
     try:
         uid = client.get_job(name)["metadata"]["uid"]
     except JobNotFoundError:
         written.write_all(job_logs.dump(client, name, options))  # what is kept; raises the error if nothing is
-        raise_for_state(get_state(client, name), client)
+        raise_for_state(look(client, name).state, client)
         return None
     return _follow_to_end(client, name, uid, options, written, ended)
 
@@ -175,14 +175,16 @@ def note_detached(chosen: Chosen, verb: str = "logs") -> None:
 
 def parse_ranks(text: str | None) -> frozenset[int]:
     """Return the ranks in ``0,2`` or ``0-3,7``, none for None. Raises UsageError for anything else."""
+    if text is None:
+        return frozenset()
     chosen: set[int] = set()
-    for part in (text or "").split(",") if text is not None else []:
+    for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = [first, last] if dash else [first, first]
         if not all(end.isascii() and end.isdigit() and len(end) < 7 for end in ends):
             raise UsageError(f"--rank: must be ranks like 0,2 or 0-3 (is {text!r})")
         chosen |= set(range(int(ends[0]), int(ends[1]) + 1))
-    if text is not None and not chosen:
+    if not chosen:
         raise UsageError(f"--rank: names no rank (is {text!r})")
     return frozenset(chosen)
 

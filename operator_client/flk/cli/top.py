@@ -45,11 +45,11 @@ def top(
 def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     from flk.cli.output import width_of
     from flk.cli.top_text import TopData, job_lines
-    from flk.jobs.answer import get_state
+    from flk.jobs.answer import look
     from flk.jobs.live import LiveJob
 
     client, name = open_job(job, context, namespace)
-    state = get_state(client, name, note)
+    state = look(client, name, note).state
     live = LiveJob(client, name, state, measure)
     if state.finished or not (sys.stdout.isatty() and sys.stdin.isatty()):
         try:

@@ -102,11 +102,11 @@ class _Waiting:
 
     def _without_job(self, client: JobClient, ref: JobRef, error: JobNotFoundError) -> int | None:
         """Conclude the wait for a job that does not exist. Raises the error if nothing is archived of one."""
-        from flk.jobs.answer import get_state
+        from flk.jobs.answer import look
         from flk.jobs.wait import Outcome, Waited
 
         try:
-            state = get_state(client, ref.name, note)
+            state = look(client, ref.name, note).state
         except JobNotFoundError:
             raise error from None
         return self._conclude(client, ref, Waited(state, Outcome.FINISHED))

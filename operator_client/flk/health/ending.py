@@ -66,8 +66,10 @@ def _ended(
     remedy: Callable[[JobView, Failure], str],
     unrecorded: ExitCode | None = None,
 ) -> Callable[[JobView], Found | None]:
-    """Return a Find for failures that match. ``unrecorded`` is the exit code of a job without records; the kind of a
-    recorded failure says its own."""
+    """Return a Find for failures that match.
+
+    ``unrecorded`` is the exit code of a job without records; the kind of a recorded failure says its own.
+    """
 
     def find(view: JobView) -> Found | None:
         failure = job_failure(view)
@@ -119,8 +121,9 @@ def _install(view: JobView, failure: Failure) -> str:
     )
 
 
-def _text(failure: Failure) -> str:
-    return f"{failure.type}: {failure.message}\n{failure.stderr}"
+def _is_disk_full(failure: Failure) -> bool:
+    text = f"{failure.type}: {failure.message}\n{failure.stderr}"
+    return failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and re.search(_DISK, text) is not None)
 
 
 def _deadline(view: JobView) -> Found | None:
@@ -210,9 +213,7 @@ CAUSES: Final = (
     Cause(
         "DiskFull",
         _ended(
-            lambda failure: (
-                failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(re.search(_DISK, _text(failure))))
-            ),
+            _is_disk_full,
             lambda view, failure: (
                 "free space or use a larger volume; the traceback names the file: " + view.flk("status")
             ),

@@ -130,11 +130,6 @@ def answered(
     return answer
 
 
-def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
-    """Return the state of a job now, or when flk saw it last, as `look` does."""
-    return look(client, name, note).state
-
-
 def last_answer(client: JobClient, name: str, uid: str = "") -> Answer | None:
     """Return the last answer about a job that is gone: the one that was kept, or one from its launchers' record.
 

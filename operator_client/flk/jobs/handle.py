@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ from flk.errors import JobNotFoundError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.answer import look
 from flk.jobs.listing import list_states
-from flk.jobs.logs import LogLine
 from flk.jobs.state import State
 from flk.observe.client import JobClient, JobRef
 
@@ -67,16 +67,12 @@ class JobHandle:
 
         What flk notes about the logs, such as pods whose lines may be missing, is left out: `flk logs` prints it.
         """
-        return (line.text for line in self._log(follow) if not line.note)
-
-    def _log(self, follow: bool) -> Iterator[LogLine]:
-        own = self._own
+        own, read = self._own, logs.dump
         if follow:
-            try:
+            with contextlib.suppress(JobNotFoundError):  # of a job that is gone, the lines that are kept are read
                 own.get_job(self.name)
-            except JobNotFoundError:
-                follow = False
-        yield from (logs.follow if follow else logs.dump)(own, self.name, logs.LogOptions())
+                read = logs.follow
+        yield from (line.text for line in read(own, self.name, logs.LogOptions()) if not line.note)
 
     def suspend(self, timeout: float | None = None, *, lose_progress: bool = False) -> None:
         """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.

@@ -217,7 +217,7 @@ def _git_files(root: Path) -> tuple[set[str], set[str]] | None:
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     tracked = _git(root, "ls-files", "-z", "--recurse-submodules")
-    if not tracked and _ignored(root):
+    if not tracked and ask_git(root, "check-ignore", "-q", ".").returncode == 0:
         return None  # the repository ignores this folder, so it is not part of it
     new = _git(root, "ls-files", "-z", "--others", "--exclude-standard")
     new = {path for path in new if not _in_tool_folder(root, path)}
@@ -247,10 +247,6 @@ def _git(root: Path, *arguments: str) -> set[str]:
         said = result.stderr.decode(errors="replace").strip().splitlines()
         raise UsageError(f"git cannot list the files of {root}: {said[0] if said else 'no reason given'}", hint=hint)
     return {os.fsdecode(path) for path in result.stdout.split(b"\0") if path}
-
-
-def _ignored(root: Path) -> bool:
-    return ask_git(root, "check-ignore", "-q", ".").returncode == 0
 
 
 def _found(root: Path, at_home: bool) -> set[str]:

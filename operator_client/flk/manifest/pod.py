@@ -261,7 +261,7 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
         if mount.source not in names:
             names[mount.source] = f"{mount.kind}-{len(names)}"
             volumes.append({"name": names[mount.source], **SOURCES[mount.kind].volume(mount.name)})
-        read_only = {"readOnly": True} if mount.read_only or SOURCES[mount.kind].read_only else {}
+        read_only = {"readOnly": True} if mount.is_read_only else {}
         mounts.append({"name": names[mount.source], "mountPath": mount.path, **read_only})
     return volumes, mounts
 
@@ -291,13 +291,9 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
                     merged.pop(other, None)
                 merged[key] = patched(merged.get(key), value, f"{path}.{key}")
         return merged
-    if isinstance(base, list) and isinstance(patch, list):
+    if isinstance(base, list) and isinstance(patch, list) and base and patch:
         for identity in ("mountPath", "name"):
-            if (
-                base
-                and patch
-                and all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch))
-            ):
+            if all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch)):
                 given = {item[identity]: item for item in patch}
                 kept = {i[identity]: patched(i, given.get(i[identity], {}), f"{path}[{i[identity]}]") for i in base}
                 return [*kept.values(), *(_without_nulls(item) for name, item in given.items() if name not in kept)]

@@ -51,8 +51,10 @@ JOBSET_CONTROLLER: Final = Controller(
 
 
 class IndexedTarget(Target):
-    """A target whose pods an indexed Job creates. Their names end with random characters, and pods that come back have
-    new names, beside those that have ended."""
+    """A target whose pods an indexed Job creates.
+
+    The names of the pods end with random characters. Pods that come back have new names, beside those that have ended.
+    """
 
     index_field = f"metadata.annotations['{COMPLETION_INDEX}']"
 
@@ -236,7 +238,7 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
     return {
         "completions": job.created_pods,
         "parallelism": job.created_pods,
-        **job_spec(container, restart_limit(job)),
+        **job_spec(container, min(_LARGEST_INT, job.restarts + job.disruptions + 1)),
         **by_first,
         **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
         # Kubernetes may not restart the containers, as a pod failure policy demands.
@@ -249,11 +251,6 @@ def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
     policy = EXIT_CODE if spec.get("podFailurePolicy") else REPLACED
     pods = count(job, "completions", spec.get("completions") or 1)
     return {WORKER: Replicas(pods, spec.get("template") or {}, policy)}
-
-
-def restart_limit(job: JobSpec) -> int:
-    """Return how often a pod may end without an exit code."""
-    return min(_LARGEST_INT, job.restarts + job.disruptions + 1)
 
 
 def named(success: str, *others: str) -> Mapping[str, str]:

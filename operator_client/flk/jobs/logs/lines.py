@@ -137,13 +137,9 @@ class LineFilter:
         processes = 0 if view.resizable else view.processes
         return cls(options, view.name, names, view.target, processes, before._chosen if before else None)
 
-    def index(self, pod: Object) -> int:
-        """Return the position of a pod in its job."""
-        return self.index_of(pod["metadata"]["name"])
-
     def order(self, pod: Object) -> tuple[int, str]:
         """Return the sort key of a pod: its index, then its age, older pods first."""
-        return self.index(pod), str(pod["metadata"].get("creationTimestamp"))
+        return self.index_of(pod["metadata"]["name"]), str(pod["metadata"].get("creationTimestamp"))
 
     def base_name(self, name: str) -> str:
         """Return the name of a pod without a random suffix."""
@@ -155,7 +151,7 @@ class LineFilter:
 
     def wants(self, pod: Object) -> bool:
         """Return whether a pod is chosen, or has one of the chosen ranks."""
-        return self.wants_index(self.index(pod))
+        return self.wants_index(self.index_of(pod["metadata"]["name"]))
 
     def wants_index(self, index: int) -> bool:
         """Return whether the pod at this position is chosen, or has one of the chosen ranks."""
