@@ -7,7 +7,6 @@ are not enough: they say Running while a container cannot start, and nothing of 
 
 from __future__ import annotations
 
-import enum
 from typing import Any, Final
 
 from flk.errors import FlkError
@@ -23,12 +22,12 @@ from flk_runtime.contract import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
-from flk_runtime.contract.values import asdict, dataclass, field, replace
+from flk_runtime.contract.values import StrEnum, asdict, dataclass, field, replace
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
 
-class Phase(str, enum.Enum):
+class Phase(StrEnum):
     """Where a job is in its life. `status`, `list`, `wait`, the JSON output and Python use these words."""
 
     QUEUED = "Queued"  # it waits for a queue to admit it
@@ -44,9 +43,6 @@ class Phase(str, enum.Enum):
     FAILED = "Failed"
     DELETED = "Deleted"
     UNKNOWN = "Unknown"  # its object has values that cannot be read
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import enum
-
 from flk_runtime.contract.failure import Failure, Kind, kind_of_container
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.contract.values import dataclass, field
+from flk_runtime.contract.values import StrEnum, dataclass, field
 
 
-class PodPhase(str, enum.Enum):
+class PodPhase(StrEnum):
     """Where a pod is in its life."""
 
     MISSING = "Missing"  # it should exist and does not
@@ -21,9 +19,6 @@ class PodPhase(str, enum.Enum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     UNKNOWN = "Unknown"  # its node does not answer
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ that follow, and `kind_of_text` knows kinds by what torch, CUDA, NCCL and gloo w
 
 from __future__ import annotations
 
-import enum
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -15,19 +14,12 @@ from typing import Final
 from flk_runtime.contract import ExitCode
 from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.quantities import plural
-from flk_runtime.contract.values import dataclass, field, replace
+from flk_runtime.contract.values import StrEnum, dataclass, field, replace
 
 BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before its launcher took part in one
 
 
-class _Text(str, enum.Enum):
-    """An enumeration whose members are written as their values."""
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-class Kind(_Text):
+class Kind(StrEnum):
     """The kind of a failure: what happened. The values are in records, so they stay as they are."""
 
     USAGE = "usage"
@@ -81,7 +73,7 @@ class Kind(_Text):
         return self.meaning.node_at_fault or self.meaning.network_at_fault
 
 
-class Retry(_Text):
+class Retry(StrEnum):
     """The process that makes the next attempt possible."""
 
     NOBODY = ""
@@ -89,7 +81,7 @@ class Retry(_Text):
     OPERATOR = "operator"  # it replaces the pod first
 
 
-class Budget(_Text):
+class Budget(StrEnum):
     """The budget that a next attempt uses."""
 
     NONE = ""

@@ -8,14 +8,13 @@ values stay as they are.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from flk_runtime.contract.values import dataclass
+from flk_runtime.contract.values import StrEnum, dataclass
 
 
-class Phase(str, enum.Enum):
+class Phase(StrEnum):
     """The phase of a rank, as far as flk's library knows. A script without it stays in STARTING until it trains."""
 
     STARTING = "start"  # the script has not called `flk_runtime.init`, and perhaps never does
@@ -26,9 +25,6 @@ class Phase(str, enum.Enum):
     SAVING = "save"  # a checkpoint
     RESTORING = "restore"  # a checkpoint
     MEETING = "round"  # with the other workers of strategy diloco
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 NEVER: Final = 1e9  # seconds since something that has not happened

@@ -1,4 +1,6 @@
-"""Dataclasses of values: frozen to mypy, and compared and printed by their fields, in classes that are made fast.
+"""Values: dataclasses and enumerations of text, in the form that client and runtime use.
+
+The dataclasses are frozen to mypy, and compared and printed by their fields, in classes that are made fast.
 
 For a frozen dataclass Python compiles six methods, which takes longer than all that a command does with it, and `flk
 status` has sixty of them. Of these classes it compiles `__init__` alone, and they share the others. To mypy they are
@@ -8,11 +10,20 @@ frozen dataclasses of Python: it finds who assigns to a field. Nothing finds tha
 from __future__ import annotations
 
 import dataclasses
+import enum
 from dataclasses import asdict, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["asdict", "dataclass", "field", "fields", "replace"]
+__all__ = ["StrEnum", "asdict", "dataclass", "field", "fields", "replace"]
+
+
+class StrEnum(str, enum.Enum):
+    """An enumeration whose members are written as their values: enum.StrEnum of Python 3.11."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
