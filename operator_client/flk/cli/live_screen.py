@@ -82,8 +82,7 @@ class LiveScreen:
 
     def draw(self, lines: Sequence[Line]) -> None:
         """Show these lines, of which no more than the terminal's are drawn, from its top."""
-        shown = lines[: self.size[1]]
-        texts = [self._styled(line) + _CLEAR_LINE for line in shown]
+        texts = [self._styled(line) + _CLEAR_LINE for line in lines[: self.size[1]]]
         self._write(_HOME + "\n".join(texts) + _CLEAR_BELOW)
 
     def key(self, seconds: float) -> str:

@@ -72,8 +72,7 @@ def with_records(client: JobClient, listed: Sequence[ListedJob]) -> list[ListedJ
         return _listed(job.seen, reader.view)
 
     with ReadPool() as pool:
-        fuller = pool.map(read, running)
-        by_uid = {each.state.uid: each for each in fuller}
+        by_uid = {each.state.uid: each for each in pool.map(read, running)}
     return [by_uid.get(each.state.uid, each) for each in listed]
 
 

@@ -100,8 +100,7 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     context of the kubeconfig and its namespace. Warns (UserWarning) of what is probably a mistake. Raises UsageError if
     the job or its files cannot be submitted, ApiError if the API server refuses it.
     """
-    folder = Path(root).resolve()
-    submission = prepare(job, folder, JobClient.connect(context, namespace))
+    submission = prepare(job, Path(root).resolve(), JobClient.connect(context, namespace))
     bundle = submission.bundle
     for sentence in filter(None, (*mistakes(submission.job), bundle.unread)):
         warnings.warn(sentence, stacklevel=2)
@@ -113,6 +112,5 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
 
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """
-    folder = Path(root).resolve()
     job = job.named()
-    return manifest.render(job, make_bundle(job, folder), namespace=namespace)
+    return manifest.render(job, make_bundle(job, Path(root).resolve()), namespace=namespace)

@@ -41,8 +41,7 @@ class Row:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """Return the row that `python -m flk_plan` has written."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: data[name] for name in names})
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,7 @@ def _resources(job: Job) -> dict[str, Any]:
         **FABRICS[job.fabric].pod_limits(wanted.gpu),
     }
     limits = {**amounts, "cpu": wanted.cpu_limit, "memory": wanted.memory_limit or wanted.memory}
-    requests = {"cpu": wanted.cpu, **amounts}
-    kinds = {"limits": limits, "requests": requests}
+    kinds = {"limits": limits, "requests": {"cpu": wanted.cpu, **amounts}}
     given = {kind: {name: amount for name, amount in of.items() if amount is not None} for kind, of in kinds.items()}
     resources = {kind: of for kind, of in given.items() if of}
     return {"resources": resources} if resources else {}

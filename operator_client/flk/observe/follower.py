@@ -6,16 +6,17 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
-from flk import targets
 from flk.errors import FlkError, JobNotFoundError
 from flk.kube import ApiClient, Changed, Listed, Object, RequestTarget, list_and_watch
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.resources import PODS, RESOURCES
-from flk.targets import DEFAULT, TARGETS, Target, target_of
+from flk.targets import DEFAULT, Target, target_of
+from flk_runtime.contract.values import dataclass
 
 
 def follow_job(client: JobClient, name: str, interval: float = 1.0) -> Generator[Observation, None, None]:
@@ -37,13 +38,14 @@ class Follower:
         self._client, self._jobs = client, jobs
         self._errors: dict[JobRef, FlkError] = {}
         self._caches: dict[JobRef, JobCache] = {}
-        self._named: dict[tuple[str, str], list[JobRef]] = defaultdict(list)  # by name of the target and of the job
+        # By target and by name: jobs with other UIDs may have a name, too.
+        self._followed: dict[Target, dict[str, list[JobRef]]] = defaultdict(lambda: defaultdict(list))
         self._watches = Watches(client.api)
         self._changed: set[JobRef] = set()
 
     def __enter__(self) -> Follower:
         by_name: dict[str, list[Object]] = defaultdict(list)
-        if len(self._jobs) > 1 and not all(job.target and job.uid for job in self._jobs):
+        if len(self._jobs) > 1 and not all(job.target and job.uid for job in self._jobs):  # one list tells the others
             for each in self._client.list_jobs(metadata_only=True):
                 by_name[each["metadata"]["name"]].append(each)
         for job in self._jobs:
@@ -55,15 +57,13 @@ class Follower:
                 continue
             uid = listed["metadata"]["uid"] if listed else job.uid or None
             self._caches[job] = JobCache(self._client, job.name, uid, target)
-            self._named[target.name, job.name].append(job)
-        for kind in dict.fromkeys(name for name, _ in self._named):
-            selector = {"labelSelector": TARGETS[kind].selector} if TARGETS[kind].selector else {}
-            names = [name for target, name in self._named if target == kind]
-            alone = names[0] if len(names) == 1 else ""
-            selector = {"fieldSelector": f"metadata.name={alone}"} if alone else selector
-            self._watches.start(f"job {kind}", self._client.target(RESOURCES[kind]), selector)
-            pods = {"labelSelector": TARGETS[kind].pod_selector(alone)}
-            self._watches.start(f"pods {kind}", self._client.target(PODS), pods)
+            self._followed[target][job.name].append(job)
+        for target, by_job in self._followed.items():
+            only = next(iter(by_job)) if len(by_job) == 1 else ""
+            key, value = ("fieldSelector", f"metadata.name={only}") if only else ("labelSelector", target.selector)
+            self._watches.start(Watched(target), self._client.target(RESOURCES[target.name]), {key: value or None})
+            of_jobs = {"labelSelector": target.pod_selector(only)}
+            self._watches.start(Watched(target, are_pods=True), self._client.target(PODS), of_jobs)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,25 +115,32 @@ class Follower:
                 raise
             return job.target or DEFAULT  # it is gone
 
-    def _take(self, source: str, change: Listed | Changed | FlkError) -> None:
-        what, _, kind = source.partition(" ")
+    def _take(self, watched: Watched, change: Listed | Changed | FlkError) -> None:
+        """Hand what a watch has brought to the jobs that it concerns: an error and a list concern all of the target."""
+        jobs = self._followed[watched.target]
         if isinstance(change, FlkError):
-            for job in [job for (target, _), jobs in self._named.items() if target == kind for job in jobs]:
+            for job in chain.from_iterable(jobs.values()):
                 self._fail(job, change)
-            return
-        name_of = (lambda item: str(item["metadata"]["name"])) if what == "job" else TARGETS[kind].job_name
-        by_name: dict[str, list[Object]] = defaultdict(list)
-        for item in change.items if isinstance(change, Listed) else [change.item]:
-            by_name[name_of(item)].append(item)
-        names = [name for target, name in self._named if target == kind] if isinstance(change, Listed) else by_name
-        for name in names:
-            of_one = Listed(by_name[name]) if isinstance(change, Listed) else change
-            for job in self._named.get((kind, name), ()):
-                if (cache := self._caches.get(job)) is not None:
-                    (cache.take_job if what == "job" else cache.take_pods)(of_one)
-                    self._changed.add(job)
-                    if what == "job" and cache.uid is None:
-                        self._fail(job, self._client.no_job(job, explained=True))
+        elif isinstance(change, Changed):
+            self._hand_on(watched, jobs.get(watched.job_name(change.item), ()), change)
+        else:
+            by_name: dict[str, list[Object]] = defaultdict(list)
+            for item in change.items:
+                by_name[watched.job_name(item)].append(item)
+            for name, of_name in jobs.items():
+                self._hand_on(watched, of_name, Listed(by_name[name]))
+
+    def _hand_on(self, watched: Watched, jobs: Iterable[JobRef], change: Listed | Changed) -> None:
+        """Apply a change to the jobs of one name. Of a job without a UID, the first list says whether it exists."""
+        for job in [job for job in jobs if job in self._caches]:
+            cache = self._caches[job]
+            self._changed.add(job)
+            if watched.are_pods:
+                cache.take_pods(change)
+            else:
+                cache.take_job(change)
+                if cache.uid is None:
+                    self._fail(job, self._client.no_job(job, explained=True))
 
     def _fail(self, job: JobRef, error: FlkError) -> None:
         if self._caches.pop(job, None) is not None:
@@ -142,28 +149,42 @@ class Follower:
 
 _SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
 _LONGEST: Final = 0.5  # seconds for which changes are collected at most
-Take = Callable[[str, "Listed | Changed | FlkError"], None]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A collection that is watched: the jobs of one target, or their pods."""
+
+    target: Target
+    are_pods: bool = False
+
+    def job_name(self, item: Object) -> str:
+        """Return the name of the job that an object of the collection is, or belongs to."""
+        return self.target.job_name(item) if self.are_pods else str(item["metadata"]["name"])
+
+
+Take = Callable[[Watched, "Listed | Changed | FlkError"], None]
 
 
 class Watches:
-    """Collections that are watched under names, each in a thread of its own."""
+    """Watches of several collections, each in a thread of its own."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._changes: queue.SimpleQueue[tuple[str, Listed | Changed | Exception]] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[tuple[Watched, Listed | Changed | Exception]] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._not_listed: set[str] = set()
+        self._not_listed: set[Watched] = set()
 
     @property
     def are_listed(self) -> bool:
         """Whether all collections were listed once."""
         return not self._not_listed
 
-    def start(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
-        """Watch a collection under the name ``source``."""
-        self._not_listed.add(source)
-        arguments = (source, target, query)
-        threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
+    def start(self, watched: Watched, target: RequestTarget, query: Mapping[str, Any]) -> None:
+        """Watch a collection."""
+        self._not_listed.add(watched)
+        name = f"flk-watch-{target.resource.plural}"
+        threading.Thread(target=self._watch, args=(watched, target, query), daemon=True, name=name).start()
 
     def close(self) -> None:
         """End the threads when the server sends them something: a change, or a bookmark each minute."""
@@ -178,31 +199,31 @@ class Watches:
         wait, until = interval, None
         while until is None or time.monotonic() < until:
             try:
-                source, change = self._changes.get(timeout=wait)
+                watched, change = self._changes.get(timeout=wait)
             except queue.Empty:
                 return
             if isinstance(change, Exception) and not isinstance(change, FlkError):
                 raise change
-            take(source, change)
-            if self._not_listed == {source}:
+            take(watched, change)
+            if self._not_listed == {watched}:
                 self._not_listed.clear()
                 return
-            self._not_listed.discard(source)
+            self._not_listed.discard(watched)
             wait = _SETTLE
             until = until or time.monotonic() + _LONGEST
 
-    def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
+    def _watch(self, watched: Watched, target: RequestTarget, query: Mapping[str, Any]) -> None:
         try:
             for change in list_and_watch(self._api, target, query, closed=self._closed.is_set):
-                self._changes.put((source, change))
+                self._changes.put((watched, change))
         except Exception as error:  # of any kind: the thread that reads the queue gets it
-            self._changes.put((source, error))
+            self._changes.put((watched, error))
 
 
 class JobCache:
     """One job and its pods. The job has the UID, or is the first that is seen under the name."""
 
-    def __init__(self, client: JobClient, name: str, uid: str | None, target: targets.Target) -> None:
+    def __init__(self, client: JobClient, name: str, uid: str | None, target: Target) -> None:
         self.uid = uid
         self._client, self._name, self._target = client, name, target
         self._job: Object | None = None  # as it was seen last
@@ -228,11 +249,13 @@ class JobCache:
     def take_pods(self, change: Listed | Changed) -> None:
         """Apply a list of the pods of jobs of this name, or a change of one."""
         if isinstance(change, Changed):
-            self._set_pod(change.item["metadata"]["name"], None if change.deleted else change.item, change.item)
+            (self._remove if change.deleted else self._store)(change.item)
             return
-        listed = {item["metadata"]["name"]: item for item in change.items}
-        for name in {**self._pods, **listed}:
-            self._set_pod(name, listed.get(name))
+        listed = {item["metadata"]["name"] for item in change.items}
+        for pod in [pod for name, pod in self._pods.items() if name not in listed]:
+            self._remove(pod)
+        for pod in change.items:
+            self._store(pod)
 
     def observed(self) -> Observation:
         """Return the job as it is now."""
@@ -241,15 +264,17 @@ class JobCache:
         time, gone, reused = self._client.now(), self._gone, self._name_reused
         return Observation(self._job, pods, time, replaced_pods=replaced, gone=gone, name_reused=reused)
 
-    def _set_pod(self, name: str, new: Object | None, last: Object | None = None) -> None:
-        """Store a pod under its name, or remove it (``new`` is None), and remember the one that it replaces."""
-        old = last if new is None and last is not None else self._pods.get(name)
-        if old is not None and (new is None or new["metadata"]["uid"] != old["metadata"]["uid"]):
-            self._replaced_pods[name] = old
-        if new is None:
-            self._pods.pop(name, None)
-        else:
-            self._pods[name] = new
+    def _store(self, pod: Object) -> None:
+        """Store a pod under its name, and remember another one that had the name."""
+        old = self._pods.get(pod["metadata"]["name"], pod)
+        if old["metadata"]["uid"] != pod["metadata"]["uid"]:
+            self._replaced_pods[pod["metadata"]["name"]] = old
+        self._pods[pod["metadata"]["name"]] = pod
+
+    def _remove(self, pod: Object) -> None:
+        """Remember a pod that does not exist any more as it was seen last."""
+        self._pods.pop(pod["metadata"]["name"], None)
+        self._replaced_pods[pod["metadata"]["name"]] = pod
 
     def _owns(self, pod: Object) -> bool:
         created = self._job["metadata"].get("creationTimestamp") if self._job else None

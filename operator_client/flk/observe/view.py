@@ -204,8 +204,7 @@ class JobView:
         """Return the last lines of a pod's log, without those from before the attempt that runs now."""
         last = self.latest_attempt
         began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
-        lines = self.seen.lines_of(pod_name)
-        return [text for time, text in lines if not time or timestamp(time) >= began]
+        return [text for time, text in self.seen.lines_of(pod_name) if not time or timestamp(time) >= began]
 
     @property
     def goodput(self) -> Goodput | None:

@@ -246,8 +246,8 @@ def queue_of(job: Object) -> str:
 
 def end_of(job: Object) -> str:
     """Return how the job has ended by its controller: ``Succeeded`` or ``Failed``; empty if it has not."""
-    ended = target_of(job).conditions(job)
-    return next((word for word in ("Succeeded", "Failed") if word in ended), "")
+    conditions = target_of(job).conditions(job)
+    return next((end for end in ("Succeeded", "Failed") if end in conditions), "")
 
 
 def refuse_incomplete(client: JobClient, job: Object) -> None:

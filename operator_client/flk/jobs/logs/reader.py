@@ -175,8 +175,7 @@ class PodLog:
             return _Container.RUNNING
         if pod is None or pod["metadata"]["uid"] != self._pod["metadata"]["uid"]:
             return _Container.GONE
-        ended = phase_of(pod) in ("Succeeded", "Failed")
-        return _Container.ENDED if ended else _Container.RUNNING
+        return _Container.ENDED if phase_of(pod) in ("Succeeded", "Failed") else _Container.RUNNING
 
 
 class PodReader(threading.Thread):

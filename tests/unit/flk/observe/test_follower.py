@@ -11,10 +11,11 @@ from flk.kube import ApiClient, Changed, Listed, list_and_watch
 from flk.kube.resources import RequestTarget, Resource
 from flk.observe import follower as watches
 from flk.observe.client import JobClient, JobRef
-from flk.observe.follower import Follower, Watches
+from flk.observe.follower import Follower, Watched, Watches
 from flk.targets import DEFAULT
 
 PODS = RequestTarget(Resource("", "v1", "pods"), "team")
+OF_JOBS, OF_PODS = Watched(DEFAULT), Watched(DEFAULT, are_pods=True)
 
 
 class Queue:
@@ -45,28 +46,28 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_nothing_is_waited_for_after_the_last_first_list(arrived: Queue) -> None:
     watched = Watches(cast(ApiClient, None))
-    for name in ("job", "pods"):
-        watched.start(name, PODS, {})
-    taken: list[str] = []
-    arrived.put(("job", Listed([])))
+    for each in (OF_JOBS, OF_PODS):
+        watched.start(each, PODS, {})
+    taken: list[Watched] = []
+    arrived.put((OF_JOBS, Listed([])))
     watched.apply(1.0, lambda source, _: taken.append(source))
     assert arrived.waits == [1.0, watches._SETTLE]  # the pods may come any moment
     assert not watched.are_listed
-    arrived.put(("pods", Listed([])))
+    arrived.put((OF_PODS, Listed([])))
     watched.apply(1.0, lambda source, _: taken.append(source))
     assert arrived.waits[2:] == [1.0]
     assert watched.are_listed
-    assert taken == ["job", "pods"]
+    assert taken == [OF_JOBS, OF_PODS]
 
 
 def test_changes_that_follow_are_collected(arrived: Queue) -> None:
     watched = Watches(cast(ApiClient, None))
-    watched.start("pods", PODS, {})
-    arrived.put(("pods", Listed([])))
+    watched.start(OF_PODS, PODS, {})
+    arrived.put((OF_PODS, Listed([])))
     watched.apply(1.0, lambda *_: None)
     taken: list[str] = []
     for number in range(3):
-        arrived.put(("pods", Changed({"number": number})))
+        arrived.put((OF_PODS, Changed({"number": number})))
     watched.apply(1.0, lambda _, change: taken.append(change.item["number"]))
     assert taken == [0, 1, 2]
     assert arrived.waits[1:] == [1.0, *[watches._SETTLE] * 3]
@@ -74,8 +75,8 @@ def test_changes_that_follow_are_collected(arrived: Queue) -> None:
 
 def test_the_first_lists_are_awaited_without_haste_when_the_time_is_over(arrived: Queue, client: JobClient) -> None:
     with Follower(client, [JobRef("gpt", DEFAULT, "job-1")]) as follower:
-        for name in ("job pytorchjob", "pods pytorchjob"):
-            arrived.put((name, Listed([])))
+        for each in (OF_JOBS, OF_PODS):
+            arrived.put((each, Listed([])))
         (seen,) = next(follower.updates(until=0.0)).values()
     assert seen.gone is not None
     assert arrived.waits[0] == 1.0
