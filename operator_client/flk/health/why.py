@@ -221,19 +221,16 @@ def _quarantine(view: JobView) -> list[Other]:
 def _ends(view: JobView, cause: Finding | None) -> list[Other]:
     """Return how other pods ended, equal ends together."""
     named = set(cause.pods) if cause else set()
-    ended = [pod for pod in view.pods if pod.exit_code not in (None, 0) and pod.name not in named]
     folded: dict[str, list[PodState]] = {}
-    for pod in ended:
-        folded.setdefault(f"exit code {pod.exit_code}", []).append(pod)
-    others = []
-    for text, pods in folded.items():
-        why_not = (
-            "the launchers end with the code of the cause"
-            if view.records
-            else "a consequence: they ended after the pod of the cause"
-        )
-        others.append(Other(f"{subject(pods)} ended with {text}", why_not, time=pods[0].ended or 0.0))
-    return others
+    for pod in view.pods:
+        if pod.exit_code not in (None, 0) and pod.name not in named:
+            folded.setdefault(f"exit code {pod.exit_code}", []).append(pod)
+    why_not = "a consequence: they ended after the pod of the cause"
+    if view.records:
+        why_not = "the launchers end with the code of the cause"
+    return [
+        Other(f"{subject(pods)} ended with {text}", why_not, time=pods[0].ended or 0.0) for text, pods in folded.items()
+    ]
 
 
 def _events(view: JobView, cause: Finding | None) -> list[Other]:

@@ -89,15 +89,14 @@ def list_and_watch(
             failing_since = None  # it has ended by itself, as each does
         except ApiError as error:
             starting = error.status in WHILE_STARTING
+            refused = 400 <= error.status < 500 and error.status != 429
+            # Whoever has seen nothing yet wants to know at once, unless the server has answered before.
+            known = listed or (error.is_outage and client.may_wait())
             if opened and isinstance(error, UnreachableError):
                 failing_since = None  # the server did answer
             if error.status == 410:
                 version = ""
-            # Whoever has seen nothing yet wants to know at once; after that, an outage is waited for. A refusal lasts,
-            # unless a server that has just started gives it.
-            elif not (listed or (error.is_outage and client.may_wait())) or (
-                400 <= error.status < 500 and error.status != 429 and not starting
-            ):
+            elif not known or (refused and not starting):  # a refusal lasts, but that of a server that starts
                 raise
             failing_since = clock() if failing_since is None else failing_since
             if clock() - failing_since > (STARTING if starting else outage):

@@ -143,27 +143,21 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     """Return why sections have no data, by their names."""
     state, telemetry = report.state, report.telemetry
     waits = view.started is None and not view.records and view.gone is None
-    no_record = _WAITS if waits else _NO_RECORD if view.from_flk else _FOREIGN
+    if waits:
+        no_record = untold = no_metrics = _WAITS
+    else:
+        no_record, untold = (_NO_RECORD, _UNTOLD) if view.from_flk else (_FOREIGN, _FOREIGN)
+        no_metrics = f"no line of metrics was found; {untold}"
     found: dict[str, str] = {}
     if not report.submitted.options:
-        found["submitted"] = (
-            "only the launchers' record is left of the job, without its object"
-            if not view.job
-            else "the options of flk.yaml are not known: an older flk has archived the job"
-            if view.from_flk
-            else "another tool has made this job; what follows is read from its object"
-        )
+        found["submitted"] = _why_no_options(view)
     if not state.attempts:
         found["attempts"] = no_record
     if state.goodput is None or state.goodput.share is None:
-        found["goodput"] = (
-            no_record
-            if not view.records
-            else "no step has been told yet: the script prints no steps, or the first one is not done"
-        )
-    untold = _WAITS if waits else _UNTOLD if view.from_flk else _FOREIGN
+        no_step = "no step has been told yet: the script prints no steps, or the first one is not done"
+        found["goodput"] = no_step if view.records else no_record
     if telemetry is None or not telemetry.history:
-        found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
+        found["history"] = no_metrics
     if telemetry is None or not telemetry.ranks:
         found["ranks"] = untold
     if telemetry is None or not telemetry.pods:
@@ -173,6 +167,14 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     if not any(excerpt.lines for excerpt in report.excerpts):
         found["logs"] = why_no_logs or f"no lines were found; {view.flk('logs')} shows what there is"
     return found
+
+
+def _why_no_options(view: JobView) -> str:
+    if not view.job:
+        return "only the launchers' record is left of the job, without its object"
+    if view.from_flk:
+        return "the options of flk.yaml are not known: an older flk has archived the job"
+    return "another tool has made this job; what follows is read from its object"
 
 
 TAIL: Final = 500  # last lines of pod 0 that are read

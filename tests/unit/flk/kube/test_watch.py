@@ -111,8 +111,7 @@ def test_a_follower_that_ends_leaves_no_threads(fake: Any, client: JobClient) ->
     others = threading.enumerate()
     with closing(follow_job(client, "gpt")) as observations:
         next(observations)
-        watches = ("flk-job pytorchjob", "flk-pods pytorchjob")
-        named = [each for each in threading.enumerate() if each.name in watches]
+        named = [each for each in threading.enumerate() if each.name.startswith("flk-watch-")]
         threads = [each for each in named if each not in others]
         assert len(threads) == 2
     fake.ended.set()  # it ends the watches, which the client begins again
