@@ -104,7 +104,7 @@ class Lead:
 
     @property
     def missing(self) -> str:
-        """What this worker waits for."""
+        """The party that this worker waits for, in words."""
         return self._exchange.missing if self._exchange else "the others"
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ def _sizes(loader: Any) -> dict[str, int | None]:
 
 
 def _things(loader: Any) -> dict[str, Any]:
-    """What draws the order, and may hold random generators."""
+    """The parts of a loader that draw the order, and may hold random generators."""
     drawing = {name: getattr(loader, name, None) for name in ("generator", "sampler", "batch_sampler")}
     return {name: thing for name, thing in drawing.items() if thing is not None}
 

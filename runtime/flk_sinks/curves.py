@@ -35,7 +35,9 @@ _OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def recording(text: str | None) -> BeginRecording | None:
-    """What gives the lines of a run to the sinks that ``text`` or the environment chooses; None if to none.
+    """The function that begins to give lines of metrics to the sinks that ``text`` or the environment chooses.
+
+    It is None if they choose no sink.
 
     Raises SetupError for sinks that cannot work here.
     """

@@ -51,7 +51,7 @@ class Comparison:
         self._agreeing: dict[int, torch.Tensor] = {}  # elements whose gradients have agreed in all steps
 
     def before(self, ranks: Step, whole: Step) -> list[Difference]:
-        """What differs before a step: parameters, else gradients."""
+        """The differences before a step: those of parameters, else those of gradients."""
         eps = ranks.facts["eps"]
         pairs = zip(ranks.parameters, whole.parameters, strict=True)
         found = [

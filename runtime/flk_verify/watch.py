@@ -161,7 +161,7 @@ class Watch:
         return [named.get(id(each), f"parameter {number}") for number, each in enumerate(parameters)]
 
     def _facts(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What tells causes apart. Collective."""
+        """The facts by which causes are told apart. Collective."""
         modules = [each for module in self._modules for each in module.modules()]
         sums = [sum(column) for column in zip(*self._inputs, strict=True)] or [0.0, 0.0, 0.0]
         of_ranks = process_group.all_gather(sums)

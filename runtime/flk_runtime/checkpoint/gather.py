@@ -135,7 +135,7 @@ class PodReader(ChunkReader):
         return self._entries[item.storage_index][0]
 
     def _shards_here(self, shards: set[int]) -> set[int]:
-        """Those of the shards that this pod holds now. A later save may take the memory of a copy."""
+        """The shards among these that this pod holds now. A later save may take the memory of a copy."""
         here = {shard for shard in shards if self._readers[shard] in self._near}
         for shard in shards.intersection(self._copies):
             with contextlib.suppress(StorageError):

@@ -100,9 +100,9 @@ class SavedCheckpoint:
                 raise checkpoint_error(f"cannot read {self.place}: {error or type(error).__name__}", error) from error
 
     def _items(self, chunks: Sequence[Chunk]) -> tuple[list[ReadItem], str]:
-        """What is read for ``chunks``, also where the checkpoint has cut the tensors into other chunks.
+        """Return the items to read for ``chunks``, also where the checkpoint has cut the tensors into other chunks.
 
-        And the name of a tensor of which the metadata does not have all; empty: there is none.
+        With them comes the name of a tensor of which the metadata does not have all; empty: there is none.
         """
         wanted: dict[str, list[ChunkStorageMetadata]] = {}
         for chunk in chunks:

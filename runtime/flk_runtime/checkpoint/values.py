@@ -141,7 +141,7 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
 
 
 def _reduced(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
-    """What pickle makes an object of: arguments of its class, attributes, items and pairs."""
+    """The parts of which pickle makes an object: the arguments of its class, attributes, items and pairs."""
     factory = getattr(value, "default_factory", None)
     if factory is not None and factory not in _CLASSES.values():
         raise MismatchError(

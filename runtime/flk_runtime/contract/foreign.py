@@ -142,7 +142,7 @@ def parse(text: str | bytes | bytearray, limit: int = LIMIT) -> Any:
 
 
 def parse_object(text: str | bytes | bytearray, limit: int = LIMIT) -> dict[str, Any]:
-    """As `parse`; the value is an object of JSON."""
+    """The object that a text of JSON contains, by the rules of `parse`. Raises ForeignError for other values, too."""
     value = parse(text, limit)
     if type(value) is not dict:
         raise ForeignError(f"it is {_name(value)} and no object")

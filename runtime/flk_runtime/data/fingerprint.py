@@ -42,9 +42,9 @@ def length_of(dataset: Any) -> int | None:
 
 
 def describe_data(data: Any, least: int) -> list[Line]:
-    """What of ``data`` is in memory and must be the same on all ranks: types, lengths and some entries.
+    """Lines about the parts of ``data`` in memory that must be the same on all ranks: types, lengths, some entries.
 
-    A sequence that it holds counts with at least ``least`` entries, and as many as ``data`` has itself.
+    Of the sequences that it holds, those count that have at least ``least`` entries, and as many as ``data`` itself.
     """
     return list(islice(_describe(data, least, "dataset", _DEPTH), _LINES))
 
@@ -86,9 +86,9 @@ def _entries(data: Any, path: str) -> list[Line]:
 
 
 def text_of(entry: Any) -> str:
-    """What all ranks with the same entry have alike: its whole numbers and texts.
+    """The values that are alike on all ranks with the same entry: its whole numbers and texts.
 
-    Means of its other numbers, if it has nothing else.
+    An entry that has neither is described by means of its other numbers.
     """
     exact: list[str] = []
     means: list[str] = []

@@ -303,7 +303,7 @@ class EpochLoader:
         return self._trained if self._context.events.counts_steps else self._at
 
     def _state(self, at: Position) -> dict[str, Any]:
-        """What else the state of a position has."""
+        """The entries of a position's state that only this kind of loader has."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -375,9 +375,9 @@ class EpochLoader:
         self._generator.manual_seed(rng.derive_seed("workers", self._seed, at.epoch, at.consumed, self._rank))
 
     def _give(self, parts: list[Any], counts: Sequence[int], share: StepShare, positions: int, data: Any) -> Any:
-        """What the loader gives next: micro-batches of so many samples, or the only one of ``parts``, on the device.
+        """Move on, and return what the loader gives next, on the device: the only one of ``parts``, or micro-batches.
 
-        ``positions``: how far the position moves with it, and ``data`` what else belongs to the position then.
+        ``counts`` are the numbers of samples of the parts. The position moves by ``positions``, and has ``data`` then.
         """
         self._at, self.latest = Position(self._at.epoch, self._at.consumed + positions, data), share
         parts = to_device(parts, self._context.device)

@@ -52,7 +52,7 @@ def count_shards(dataset: Any) -> int:
 
 
 def sources_of(dataset: Any) -> list[Any]:
-    """What has to be the same on all ranks if a stream is divided by its shards, such as names of files."""
+    """The objects that must be the same on all ranks if a stream is divided by its shards, such as names of files."""
     kwargs = [step.kwargs for _, step in _steps(dataset) if isinstance(getattr(step, "kwargs", None), dict)]
     return kwargs if is_hugging_face(dataset) else [dataset]
 

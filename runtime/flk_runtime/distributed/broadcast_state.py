@@ -107,7 +107,7 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
 
 
 def _from_other_gpu(optimizer: Optimizer) -> Callable[[Any, str], Any]:
-    """Where torch.load puts storages of another rank's device: on that of the first parameter."""
+    """A ``map_location`` for torch.load that puts storages of another rank's device on that of the first parameter."""
     device = str(next((parameter.device for parameter in parameters_in(optimizer)), "cpu"))
 
     def restore(storage: Any, location: str) -> Any:

@@ -151,7 +151,7 @@ def unpack(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
 
 
 def _described(value: object, op: str) -> tuple[str, str]:
-    """What a leaf is, and why it cannot be reduced; an empty string if it can, or stays as it is."""
+    """A leaf in words, and why it cannot be reduced; the reason is empty if it can be, or stays as it is."""
     if isinstance(value, torch.Tensor):
         return describe(value), unsendable(value) or _irreducible(value.dtype, op)
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
@@ -164,7 +164,7 @@ def _described(value: object, op: str) -> tuple[str, str]:
 
 
 def described_value(value: object) -> tuple[str, str]:
-    """As `check` takes it, of a leaf that is neither a tensor nor a number of Python: it stays as it is."""
+    """The description that `check` takes of a leaf that is neither a tensor nor a number: it is not sent."""
     if isinstance(value, complex) or hasattr(value, "__array__"):
         return f"a {type(value).__name__}", "pass a tensor, such as torch.as_tensor(…), or a float"
     return "not sent", ""

@@ -125,7 +125,10 @@ def mean(value: Numbers, weight: Numbers) -> float:
 
 
 def mean_loss(closure: Callable[[], Any]) -> Any:
-    """What ``closure`` returns, with the mean over the ranks in the place of a loss's value. Collective."""
+    """Call ``closure`` and return its loss, whose value is the mean over the ranks. Collective.
+
+    Any other result is returned as it is.
+    """
     loss = closure()
     if not isinstance(loss, (float, torch.Tensor)):
         return loss

@@ -59,7 +59,7 @@ class ParallelModel:
         return {}
 
     def tie_buffers(self, names: Iterable[str]) -> None:
-        """From now on, send these of `loose_buffers` from rank 0 to all ranks, as DDP does its buffers."""
+        """Have rank 0 send these buffers of `loose_buffers` to all ranks from now on, as DDP does its buffers."""
 
     def attach(self, optimizer: Optimizer) -> None:
         """Called once ``optimizer``, which was handed over, holds the parameters of `parameters`."""

@@ -106,5 +106,8 @@ def outer(strategy: str, options: Any) -> Outer | None:
 
 
 def recording(text: str | None) -> BeginRecording | None:
-    """What records the lines of metrics besides the log, by ``text`` or the environment. Raises SetupError."""
+    """The function that begins to record metrics outside of the log, as ``text`` or the environment says; None: nobody.
+
+    Raises SetupError for sinks that cannot work here.
+    """
     return cast("BeginRecording | None", import_module(_RECORDERS).recording(text))

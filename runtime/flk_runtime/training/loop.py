@@ -170,7 +170,7 @@ def _part(mesh: Any) -> tuple[int, int] | None:
 
 
 def _described(objects: dict[str, Any]) -> dict[str, str]:
-    """What all ranks must hold alike: the names of the objects, their classes, and names and shapes of parameters."""
+    """The facts that all ranks must have alike: names and classes of the objects, names and shapes of parameters."""
     found: dict[str, str] = {}
     for name, thing in objects.items():
         own = isinstance(thing, Declared) and not thing.replicated

@@ -113,7 +113,7 @@ class Process:
 
     @property
     def managers(self) -> list[CheckpointManager]:
-        """Those of `flk.save` and `flk.restore`."""
+        """The managers of the places that `flk.save` and `flk.restore` were called with."""
         return [place.manager for place in self._places if place.manager]
 
     @contextlib.contextmanager

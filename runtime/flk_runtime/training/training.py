@@ -53,7 +53,7 @@ class Training:
 
     @property
     def manager(self) -> CheckpointManager:
-        """What saves and restores the state."""
+        """The manager of the checkpoints, which saves and restores the state."""
         return self._saves.manager
 
     def print(self, *values: object) -> None:

@@ -83,7 +83,10 @@ class Acceptor(Generic[M]):
         self._selector.close()
 
     def serve(self, handle: Callable[[Stream[M], str], None], name: str) -> None:
-        """As `run`, with a blocking stream and its address, in a thread with this name, which closes it at its end."""
+        """Accept connections as `run` does, and call ``handle`` for each in a thread with this name.
+
+        ``handle`` gets a blocking stream, which is closed when it returns, and the address of the other end.
+        """
 
         def take(connection: Connection[M], address: str, message: M) -> None:
             stream = connection.to_stream(message)

@@ -122,7 +122,7 @@ class Session:
         return bytes(content[LENGTHS.size :])
 
     def data_code(self, *, sent: bool) -> hmac.HMAC:
-        """What computes the code of the next bulk data, which is sent or received."""
+        """An HMAC that computes the code of the next bulk data: ``sent`` by this end, or received."""
         number = self._sent if sent else self._received
         if sent:
             self._sent += 1
@@ -141,6 +141,6 @@ class Session:
 
 @functools.lru_cache(8)
 def _identity(secret: str, *realm: str | int) -> tuple[bytes, bytes]:
-    """What names a purpose and a job in greetings, and the secret for them: once for all sessions of a leader."""
+    """The name of a purpose and a job in greetings, and the secret for them. The sessions of a leader share it."""
     name = json.dumps(realm).encode()
     return hashlib.sha256(name).digest()[:8], hmac.digest(secret.encode(), name, DIGEST)

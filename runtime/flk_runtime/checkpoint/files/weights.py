@@ -98,7 +98,7 @@ def _entry(name: str, tensor: torch.Tensor) -> Entry:
 
 
 def _open(path: str) -> SavedCheckpoint:
-    """What a path leads to, as a checkpoint. Raises CheckpointError."""
+    """Open the weights at a path as a checkpoint. Raises CheckpointError."""
     try:
         return _open_checkpoint(path) or SavedCheckpoint(path, _TensorsReader(_read_files(FilePath(path))))
     except CheckpointError:

@@ -139,7 +139,7 @@ def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
 
 
 def _usual(where: Mapping[int, str]) -> str:
-    """Where most ranks are."""
+    """The place at which most ranks are."""
     return collections.Counter(where.values()).most_common(1)[0][0]
 
 

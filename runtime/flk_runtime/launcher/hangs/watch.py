@@ -95,7 +95,7 @@ class Watch:
 
     @property
     def usage(self) -> PodUsage | None:
-        """What the pod used at the latest reading; None: nobody reads it, or there is none yet."""
+        """The usage of the pod at the latest reading; None: nobody reads it, or nothing was read yet."""
         return self._meter.latest if self._meter else None
 
     def take_stacks(self, number: int) -> None:

@@ -83,7 +83,7 @@ class _Attempt:
         self.counts_third = False  # whether each rank may need a third file, which storage reads
 
     def read_elsewhere(self, held: Iterable[ShardId]) -> set[ShardId]:
-        """Those of the shards that this pod holds which ranks of other pods read and keep."""
+        """The shards among ``held``, which this pod holds, that ranks of other pods read and keep."""
         restore = self.plan.restore
         if restore is None:
             return set()

@@ -58,13 +58,13 @@ def find_gpus(nvml: Any, environ: Mapping[str, str] = os.environ) -> list[tuple[
 
 
 def open_gpus() -> Callable[[], list[GpuUsage]]:
-    """What reads the GPUs of this container; it finds none where there is no NVML, or it does not start."""
+    """The function that reads the GPUs of this container. It finds none where NVML is missing or does not start."""
     nvml = open_nvml()
     return list if nvml is None else partial(read_gpus, nvml)
 
 
 def read_gpus(nvml: Any) -> list[GpuUsage]:
-    """What each GPU does now. A GPU that does not answer is left out. It may take long where a driver hangs.
+    """The use of each GPU now, without GPUs that do not answer. Takes long where a driver hangs.
 
     ``nvml`` is the library, which has been started.
     """
