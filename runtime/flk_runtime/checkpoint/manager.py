@@ -37,7 +37,7 @@ _BY_ORDER = re.compile(r"loader(-\d+)?")  # names of loaders that the script has
 
 
 def is_passed(every: int, before: int, steps: int) -> bool:
-    """Whether a multiple of ``every`` was reached after ``before`` steps, of which one call may do many; 0: never."""
+    """Whether a multiple of ``every`` lies after ``before`` steps and up to ``steps``; 0: none does."""
     return every > 0 and steps // every != before // every
 
 
@@ -104,7 +104,14 @@ class Resumed:
 class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
-    `open_checkpoints` makes it. `register` and `save` are collective.
+    `open_checkpoints` makes it. `register` and `save` are collective. A manager goes through two phases:
+
+    - Restoring: `register` gives an object its state in the checkpoint that is resumed, and takes its name off the
+      unclaimed ones. The random generators are set once, by whichever call comes first.
+    - After `finish_restoring`, at the first step: names that nobody has claimed are errors or ignored, and the state
+      that was read is freed. Further objects begin anew.
+
+    `save` may be called in both.
     """
 
     _unstored: ClassVar[Restorable | None] = None
@@ -120,9 +127,10 @@ class CheckpointManager:
         in_memory: Restorable | None = None,
         refusal: str = "",
     ) -> None:
-        """``saver``: None if there is no place for checkpoints, for the reason ``refusal`` if one was asked for.
+        """Make a manager that has ``resumed`` to give to the objects; None: there is no checkpoint to resume.
 
-        ``in_memory``: the checkpoint that is resumed, if it is in the memory of the pods.
+        ``saver`` is None if there is no place for checkpoints, for the reason ``refusal`` if one was asked for.
+        ``in_memory`` is the checkpoint that is resumed, if it is in the memory of the pods.
         """
         self.options = options
         self.steps = resumed.steps if resumed else 0
@@ -133,10 +141,11 @@ class CheckpointManager:
         self._objects: dict[str, Stateful | DistributedStateful] = {}
         CheckpointManager._unstored = in_memory or CheckpointManager._unstored
         self._resumed = resumed  # until the first step
-        # Names in the checkpoint for which no object is registered yet.
-        self.restored_by_script: set[str] = set()  # names that `flk.restore` has taken from this place
         self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
-        self._rng_state = resumed.random if resumed else None
+        """Names in the checkpoint for which no object is registered yet."""
+        self.restored_by_script: set[str] = set()
+        """Names that `flk.restore` has taken from this place."""
+        self._rng_state = resumed.random if resumed else None  # from which this rank's random numbers go on
         self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
         self._finished = False  # restoring: the first step has been made
         self._saved = resumed.progress if resumed else None  # the progress at the latest checkpoint
@@ -194,12 +203,16 @@ class CheckpointManager:
             self._set_rng()
 
     def begin_rank_rng(self) -> None:
-        """Set them when the training begins, unless `start_rank_rng` has. Only a run's ranks do not start alike."""
+        """Set the random generators when the training begins, unless `start_rank_rng` has.
+
+        Ranks without a run start alike, and go on so.
+        """
         if self._awaits_rng:
             self._set_rng()
 
     @property
     def _awaits_rng(self) -> bool:
+        """Whether the random generators are still to be set."""
         return not self._rng_started and (self.options.needs_model or self._rng_state is not None)
 
     def _set_rng(self) -> None:
@@ -259,8 +272,9 @@ class CheckpointManager:
 
     def ignore_checkpoint(self, steps: int) -> None:
         """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
-        self.steps, self.source, self._rng_state, self._saved = steps, "", None, progress_of(steps, {})
-        self._resumed, self._unclaimed = None, set()
+        self.steps, self.source, self._saved = steps, "", progress_of(steps, {})
+        self._resumed = self._rng_state = None
+        self._unclaimed = set()
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint, or the one that was restored."""
@@ -295,8 +309,8 @@ class CheckpointManager:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
         Storage gets it too, unless it has an interval of its own that is not over. Returns when the state is copied; a
-        thread writes it. Raises CheckpointError on all ranks if the write before
-        this one failed, and that or SetupError if a state cannot be saved.
+        thread writes it. Raises CheckpointError on all ranks if the write before this one failed, and CheckpointError
+        or SetupError if a state cannot be saved.
         """
         if self._saver is None or not self._saver.can_save:
             return

@@ -7,7 +7,7 @@ members send and what time it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from flk_runtime.launcher.records.history import job_record, new_record, progres
 from flk_runtime.launcher.replication.plan import MemoryPlans
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
-from flk_runtime.launcher.transport.messages import Message
+from flk_runtime.launcher.transport.messages import Message, Send
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.keeper import Keeper
@@ -42,22 +42,29 @@ _LEADS = "not retried: pod 0 leads the job, and would start on the same node aga
 class Leader:
     """The leader: the state of the job as the launcher of pod 0 knows it, and the decisions about it.
 
+    The job is in one of three states:
+
+    - Joining, while ``_round`` is set: members report that they are ready, or `tick` ends the round. An attempt
+      follows, or another round in which pods are replaced, or the end of the job.
+    - Running, while neither ``_round`` nor ``_record`` is set: ``_latest`` has what is known of the attempt. It ends by
+      a failure, by a preemption when all ranks have saved or ended, or with the job when all ranks have succeeded.
+    - Over, once ``_record`` is set.
+
     Times are in seconds by the clock of the caller, which passes ``now``.
     """
 
     def __init__(
         self,
         settings: Settings,
-        send: Callable[[Collection[int], Message], None],
+        send: Send,
         serve_attempt_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
         telemetry: Keeper | None = None,
     ) -> None:
-        """``send`` sends a message to pods, if they are connected.
+        """``serve_attempt_store`` replaces the ranks' store and returns the port of the new store.
 
-        ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store. ``telemetry`` keeps the
-        measurements of the job; None: nobody asks.
+        ``telemetry`` keeps the measurements of the job; None: nobody asks.
         """
         self._settings = settings
         self._send, self._serve_attempt_store, self._log = send, serve_attempt_store, log
@@ -108,12 +115,7 @@ class Leader:
                 self._end_attempt(self._latest.preemption.failure, now)
         elif trains:
             self._end_attempt(lost, now)
-        elif (
-            self._round
-            and pod in self._latest.admitted
-            and pod not in self._joined
-            and pod not in self._membership.leaving
-        ):
+        elif self._round and pod in self._latest.admitted.keys() - self._joined.keys() - self._membership.leaving:
             self._failures.add(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
         self._unjoin(pod)
@@ -467,7 +469,7 @@ class Leader:
 
 def leading(
     settings: Settings, log: Callable[[str], None], telemetry: Keeper | None = None
-) -> Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader]:
+) -> Callable[[Send, Callable[[], int]], Leader]:
     """Return a function that makes the leader from the two functions that its server passes, see `Leader`."""
     return lambda send, serve_attempt_store: Leader(
         settings, send, serve_attempt_store, log, time.monotonic(), telemetry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -265,6 +266,8 @@ class LeaderLost:
 
 Message = FromMember | FromLeader | MemoryPlan | Refused
 Event = FromLeader | MemoryPlan | Refused | LeaderLost | ThreadFailed
+Send = Callable[[Collection[int], Message], None]
+"""A function that sends a message to pods, if they are connected."""
 MESSAGES: Final[Registry[Message]] = Registry(
     [*FromMember.__subclasses__(), *FromLeader.__subclasses__(), MemoryPlan, Refused]
 )

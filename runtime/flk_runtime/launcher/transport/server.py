@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.control import start_thread
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
+from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Send, Welcome
 from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Acceptor, Connection, Refused, listen, reason, was_closed
 from flk_runtime.wire.listener import LOOPBACK
@@ -58,7 +58,7 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        lead: Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader],
+        lead: Callable[[Send, Callable[[], int]], Leader],
         post: Callable[[Event], None],
         log: Callable[[str], None],
     ) -> None:
