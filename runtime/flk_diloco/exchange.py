@@ -60,11 +60,9 @@ class HubExchange:
     @property
     def missing(self) -> str:
         """What this worker waits for: the others, or a connection to the hub, with the reason why it has none."""
-        return (
-            "the others"
-            if self._lost_at is None
-            else f"the hub at {self._membership.address}: {self._problem or 'no answer'}"
-        )
+        if self._lost_at is None:
+            return "the others"
+        return f"the hub at {self._membership.address}: {self._problem or 'no answer'}"
 
     def submit(self, version: int, data: bytes) -> None:
         """Send an outer gradient; returns at once."""

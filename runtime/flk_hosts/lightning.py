@@ -169,7 +169,7 @@ class Flk(Callback):  # type: ignore[misc]
 
     @staticmethod
     def _run_ended(fit_loop: Any) -> None:
-        """What Lightning leaves out of a training that had come to its end: the hooks of callbacks, without a step."""
+        """Call the hooks of callbacks that Lightning leaves out after a training's end. Makes no step."""
         fit_loop.setup_data()
         fit_loop.reset()
         fit_loop.on_run_start()
@@ -262,17 +262,14 @@ class _State:
         self.saved = state
 
     def with_weights(self) -> dict[str, Any]:
-        """What flk's checkpoint has, with the state of the model, which is restored."""
+        """The state in flk's checkpoint, with the state of the model, which has been restored."""
         return {"state_dict": self._weights(), **self.saved}
 
     def _weights(self) -> dict[str, Any]:
         """The state of the model; nothing where it is sharded, since collecting it takes long."""
         strategy = self.trainer.strategy
-        return (
-            {}
-            if isinstance(strategy, (FSDPStrategy, ModelParallelStrategy))
-            else strategy.lightning_module_state_dict()
-        )
+        is_sharded = isinstance(strategy, (FSDPStrategy, ModelParallelStrategy))
+        return {} if is_sharded else strategy.lightning_module_state_dict()
 
 
 def _read_ahead(fit_loop: Any) -> int:

@@ -98,23 +98,24 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     step = compute + exposed + update_seconds
     activations = work.trace.peak
     free = usable - (total - activations / (1 - FRAGMENTATION))
+    mfu = None
+    if not (cluster.gpu.flops or work.trace.uncounted) and cluster.gpu.multiplies(work.dtype):
+        mfu = work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype)
     return Prediction(
-        strategy,
-        state,
-        activations,
-        memory.gathered,
-        memory.buffers,
-        held + memory.peak,
-        total,
-        total <= usable,
-        Wire(inside, between),
-        compute,
-        exposed,
-        update_seconds,
-        None
-        if cluster.gpu.flops or work.trace.uncounted or not cluster.gpu.multiplies(work.dtype)
-        else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
-        max(0.0, free * (1 - FRAGMENTATION) / activations),
+        strategy=strategy,
+        state=state,
+        activations=activations,
+        gathered=memory.gathered,
+        buffers=memory.buffers,
+        live=held + memory.peak,
+        total=total,
+        fits=total <= usable,
+        wire=Wire(inside, between),
+        compute_seconds=compute,
+        exposed_seconds=exposed,
+        optimizer_seconds=update_seconds,
+        mfu=mfu,
+        largest_batch=max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
 
 

@@ -238,7 +238,7 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
     return {
         "completions": job.created_pods,
         "parallelism": job.created_pods,
-        **job_spec(container, min(_LARGEST_INT, job.restarts + job.disruptions + 1)),
+        **job_spec(container, restart_limit(job)),
         **by_first,
         **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
         # Kubernetes may not restart the containers, as a pod failure policy demands.
@@ -251,6 +251,11 @@ def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
     policy = EXIT_CODE if spec.get("podFailurePolicy") else REPLACED
     pods = count(job, "completions", spec.get("completions") or 1)
     return {WORKER: Replicas(pods, spec.get("template") or {}, policy)}
+
+
+def restart_limit(job: JobSpec) -> int:
+    """Return how often a pod may end without an exit code."""
+    return min(_LARGEST_INT, job.restarts + job.disruptions + 1)
 
 
 def named(success: str, *others: str) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.checkpoint.manager import NO_VOLUME, CheckpointManager, CheckpointOptions, Resumed, progress_of
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
 from flk_runtime.contract import pod_layout, user_env
-from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.shared.progress import Phase, own_page
@@ -111,21 +110,21 @@ def _open_destination(place: str | None, memory: PodMemory | None, log: Callable
 def _read_memory(
     memory: PodMemory, offered: Restorable, options: CheckpointOptions, log: Callable[[str], None]
 ) -> Resumed | None:
-    """What this rank resumes from the checkpoint in memory; None if it is of another place. Collective."""
+    """Read what this rank resumes from the checkpoint in memory; None if it is of another place. Collective."""
     from flk_runtime.checkpoint.gather import PodReader  # not every job needs it
     from flk_runtime.checkpoint.load import SavedCheckpoint
 
     reader = PodReader(offered.readers, memory.open_shard, offered.processes, offered.copies)
     resumed = _read(SavedCheckpoint(_IN_MEMORY, reader), len(offered.readers), options)
     # Rank 0 decides, since paths may differ between pods.
-    if process_group.on_main(lambda: is_same_place(resumed.saved_for, options.place)):
+    if process_group.on_main(lambda: pod_layout.is_same_place(resumed.saved_for, options.place)):
         return resumed
     log(f"flk: the checkpoint in {_IN_MEMORY} is of another place, {resumed.saved_for}, and is not used here")
     return None
 
 
 def _read(checkpoint: SavedCheckpoint, world_size: int, options: CheckpointOptions) -> Resumed:
-    """What this rank resumes from a checkpoint that ``world_size`` ranks have written."""
+    """Read what this rank resumes from a checkpoint that ``world_size`` ranks have written."""
     from flk_runtime.checkpoint.load import SavedObject
 
     rank = process_group.rank()
@@ -133,14 +132,14 @@ def _read(checkpoint: SavedCheckpoint, world_size: int, options: CheckpointOptio
     values = checkpoint.read((), sorted({value_name(0), own}))
     content = values[value_name(0)]
     return Resumed(
-        checkpoint.place,
-        content["steps"],
-        {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()},
-        values[own]["own"] if world_size == process_group.world_size() else {},
-        content["own"],
-        values[own]["random"] if rank < world_size else _fresh_rng_state(options.seed, content["steps"]),
-        progress_of(content["steps"], content["objects"]),
-        content["place"],
+        place=checkpoint.place,
+        steps=content["steps"],
+        objects={name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()},
+        own=values[own]["own"] if world_size == process_group.world_size() else {},
+        own_of_rank_0=content["own"],
+        random=values[own]["random"] if rank < world_size else _fresh_rng_state(options.seed, content["steps"]),
+        progress=progress_of(content["steps"], content["objects"]),
+        saved_for=content["place"],
     )
 
 

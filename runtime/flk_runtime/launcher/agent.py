@@ -15,9 +15,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flk_runtime.contract import ExitCode, log_format, pod_env
+from flk_runtime.contract import ExitCode, log_format, pod_env, pod_layout
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import SOURCES, Attempt, JobRecord
 from flk_runtime.launcher.control import Control, ThreadFailed, Wakeup, start_thread
@@ -387,7 +386,7 @@ class Agent:
         if self.stop.by_user:
             failure = replace(self.ranks.new_failure(Kind.LOST), message=message)
             self.member.send(messages.FailureReport(running.started.number, failure))
-            self.ranks.end(min(self.settings.grace, INTERRUPT_GRACE), number)
+            self.ranks.end(min(self.settings.grace, pod_layout.INTERRUPT_GRACE), number)
         else:
             self.ranks.end(self.settings.grace)
             failure = replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)

@@ -97,19 +97,15 @@ def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any])
         )
     parameters = list(OptimizerState(optimizer, {"model": parallel.module}).names())
 
-    def shard(parameter: nn.Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: parallel.local_shard(parameter, value)
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape
-            else value
-            for key, value in values.items()
-        }
+    def sharded(value: Any, parameter: nn.Parameter) -> Any:
+        """A value as it is for this rank: its share, if it has the shape of the parameter."""
+        is_full = isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape
+        return parallel.local_shard(parameter, value) if is_full else value
 
-    # An entry that belongs to no parameter has a key of the optimizer's own, and any value.
-    entries = {
-        index: shard(parameters[index], values) if isinstance(index, int) else values
-        for index, values in state["state"].items()
-    }
+    entries = dict(state["state"])
+    for index, values in state["state"].items():
+        if isinstance(index, int):  # an entry that belongs to no parameter has a key of the optimizer's own
+            entries[index] = {key: sharded(value, parameters[index]) for key, value in values.items()}
     load_as_saved(optimizer, {**state, "state": entries}, parameters)
 
 

@@ -135,8 +135,10 @@ def _parallelize(
 
 
 def _what_shards(strategy: str, options: ParallelOptions) -> str:
-    """What has the parameters sharded, in words; empty if they stay whole."""
-    return f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision=" if options.precision else ""
+    """The option by which parameters are sharded, in words; empty if they stay whole."""
+    if STRATEGIES[strategy].shards:
+        return f"strategy {strategy}"
+    return "precision=" if options.precision else ""
 
 
 def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:

@@ -9,9 +9,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.failure import Kind, kind_of_text
-from flk_runtime.contract.pod_layout import SHM
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system.text import text_of
 
@@ -58,7 +57,7 @@ def full_file_system(error: BaseException) -> str:
     It is the file system of the exception's file, else one that training writes to.
     """
     names = [link.filename for link in chain(error) if isinstance(link, OSError) and isinstance(link.filename, str)]
-    for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), SHM]:
+    for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), pod_layout.SHM]:
         path = os.path.realpath(name) if name else ""
         while path and not os.path.exists(path):
             path = os.path.dirname(path)

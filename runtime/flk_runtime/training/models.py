@@ -72,10 +72,10 @@ class Models:
         if context.options.strategy != "none":
             self._compare(name, options)
         self._metrics.utilisation.watch(model, options.precision.param if options.precision else None)
-        parallel = (
-            current.planner(model, optimizers, options)
-            if current.planner
-            else parallelize(
+        if current.planner:
+            parallel = current.planner(model, optimizers, options)
+        else:
+            parallel = parallelize(
                 model,
                 optimizers,
                 context.options.strategy,
@@ -84,7 +84,6 @@ class Models:
                 world_size=context.world_size,
                 local_world_size=context.rank_info.local_world_size,
             )
-        )
         self._models[name] = parallel
         parallel.state.trains_alike = context.options.strategy == "none" and not has_fsdp1(parallel.module)
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
@@ -92,8 +91,10 @@ class Models:
         for optimizer in optimizers:
             self._hand_over(optimizer)
         manager.register(name, parallel.state)
+        # Names in checkpoints: optimizer, optimizer-0-1, …, and of the second model optimizer-1, optimizer-1-1, …
+        first = f"optimizer-{number}" if number else "optimizer"
         for position, optimizer in enumerate(optimizers):
-            own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
+            own = f"optimizer-{number}-{position}" if position else first
             manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
         if strategy:
             outer = strategy.loop(parallel, self._steps.done)

@@ -67,11 +67,6 @@ class _Report:
     output: str = ""
 
 
-def is_crash(stderr: str) -> bool:
-    """Return whether a process has written to stderr that it aborts. It may take seconds to end after that."""
-    return _CRASH.search(stderr) is not None
-
-
 def from_report(failure: Failure, report: bytes, secrets: Sequence[str] = ()) -> tuple[Failure, str] | None:
     """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report.
 
@@ -229,8 +224,11 @@ class RankProcess:
 
     @property
     def crashing(self) -> bool:
-        """Whether the rank aborts, so that a signal which ends it sooner is not the cause of its failure."""
-        return is_crash(self.pipes.stderr_tail)
+        """Whether the rank has written to stderr that it aborts. It may take seconds to end after that.
+
+        A signal that ends it sooner is not the cause of its failure.
+        """
+        return _CRASH.search(self.pipes.stderr_tail) is not None
 
     def end(self, timeout: float, number: int = 0) -> None:
         """Send SIGKILL to the rank and to processes that it started in ``timeout`` seconds, unless they get it earlier.

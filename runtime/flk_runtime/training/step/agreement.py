@@ -7,7 +7,7 @@ each rank draws for itself, gradients of torch.autograd.grad. Replicas then diff
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from typing import Any, Final
 
 import torch
@@ -42,9 +42,10 @@ class Agreement:
         """Compare all ranks. Collective. Raises SetupError on all ranks where they differ."""
         self._next = next(step for step in itertools.count(self._steps + 1) if is_compared(step))
         models = list(models)
-        others = _beside(models, optimizers)
+        own = {id(parameter) for model in models for parameter in model.parameters().values()}
+        others = _beside(own, optimizers)
         lines = [(name, f"{tensor.dtype} {tuple(tensor.shape)}") for name, tensor in others.items()]
-        if found := find_difference("the end of a step", _described(models, optimizers) + lines):
+        if found := find_difference("the end of a step", _described(own, optimizers) + lines):
             raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
         if name := first_far(others, dist.group.WORLD):
             raise SetupError(
@@ -59,9 +60,11 @@ class Agreement:
                 model.tie_buffers(names)
 
 
-def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
-    """The hyperparameters of the optimizers that train the models, each with its path and its value."""
-    own = {id(parameter) for model in models for parameter in model.parameters().values()}
+def _described(own: Set[int], optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
+    """The hyperparameters of the optimizers that train the models, each with its path and its value.
+
+    ``own`` are the IDs of the parameters of the models.
+    """
     trained = [optimizer for optimizer in optimizers if not own.isdisjoint(map(id, parameters_in(optimizer)))]
     return [
         (f"{key} in group {number} of {type(optimizer).__name__} {place}", _text(value))
@@ -72,9 +75,11 @@ def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer])
     ]
 
 
-def _beside(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> dict[str, torch.Tensor]:
-    """What the optimizers train beside the models, such as a temperature, and each rank holds whole."""
-    own = {id(parameter) for model in models for parameter in model.parameters().values()}
+def _beside(own: Set[int], optimizers: Iterable[Optimizer]) -> dict[str, torch.Tensor]:
+    """The parameters that each rank holds whole and that optimizers train beside the models, such as a temperature.
+
+    ``own`` are the IDs of the parameters of the models.
+    """
     return {
         f"parameter {number} of {type(optimizer).__name__} {place}, "
         f"of shape {tuple(parameter.shape)}": parameter.detach()
