@@ -139,6 +139,7 @@ def render(
     Without this option, kubectl apply keeps a copy in an annotation, which is too small for flk's runtime.
     """
     from flk import manifest
+    from flk.manifest.render import note_on_apply
     from flk_runtime.contract import pod_layout
 
     job = loaded.job.named()
@@ -150,11 +151,8 @@ def render(
     manifests = manifest.render(job, bundle, namespace=namespace)
     if no_runtime:
         manifests = [m for m in manifests if pod_layout.RUNTIME_ARCHIVE not in (m.get("binaryData") or {})]
-    if max(len(str(each)) for each in manifests) > 2**18:
-        note(
-            "create this with kubectl create, or kubectl apply --server-side: apply alone copies each object into an "
-            "annotation of at most 256 KiB, and the archive is larger"
-        )
+    if unapplied := note_on_apply(manifests):
+        note(unapplied)
     print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")
 
 
@@ -207,11 +205,10 @@ def convert(
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML with one PyTorchJob; - is stdin.")],
 ) -> None:
     """Print the job file of a job that trains as a PyTorchJob of any origin does: flk convert old.yaml > flk.yaml."""
-    from flk.manifest.convert import convert as converted
-    from flk.manifest.convert import job_file
+    from flk.manifest import convert as conversion
     from flk.spec.file import source_name, text
 
-    print(job_file(converted(text(file), source_name(file))), end="")
+    print(conversion.job_file(conversion.convert(text(file), source_name(file))), end="")
 
 
 def init(

@@ -12,6 +12,7 @@ import typer
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError
+from flk.user.terminal import printable
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
@@ -100,24 +101,17 @@ class _Waiting:
             self.progress.clear()
             note(f"job {describe(state)}")
 
-    def _without_job(self, client: JobClient, ref: JobRef, error: JobNotFoundError) -> int | None:
-        """Conclude the wait for a job that does not exist. Raises the error if nothing is archived of one."""
-        from flk.jobs.answer import look
-        from flk.jobs.wait import Outcome, Waited
-
-        try:
-            state = look(client, ref.name, note).state
-        except JobNotFoundError:
-            raise error from None
-        return self._conclude(client, ref, Waited(state, Outcome.FINISHED))
-
     def _conclude(self, client: JobClient, ref: JobRef, waited: Waited | FlkError) -> int | None:
         """Tell how the wait for a job has ended, and return its exit code, or raise the error that has it."""
-        from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text
-        from flk.user.terminal import printable
+        from flk.jobs.answer import look
+        from flk.jobs.wait import Outcome, Waited, describe, raise_for_state, run_time_text
 
         if isinstance(waited, JobNotFoundError):
-            return self._without_job(client, ref, waited)
+            missing = waited
+            try:
+                waited = Waited(look(client, ref.name, note).state, Outcome.FINISHED)  # as it was kept
+            except JobNotFoundError:
+                raise missing from None
         if isinstance(waited, FlkError):
             raise waited
         state = waited.state

@@ -337,13 +337,12 @@ def _waiting_for_gang(view: JobView) -> Found | None:
             need = spec.get("minMember") or gang.get("minCount")
             # The scheduler says of each pod but one that it waits for the group, and of that one what is missing.
             unfit = next((pod for pod in waiting if pod.message.partition("/")[0].isdigit()), None)
-            evidence = [Evidence(name, message, "status.phase")]
+            lacks, evidence = message, [Evidence(name, message, "status.phase")]
             if unscheduled:
                 evidence = [condition_evidence(name, unscheduled, message)]
-            lacks = message
             if unfit:
-                evidence.append(pod_evidence(view, unfit, "status.conditions[PodScheduled]"))
                 lacks = unfit.message.partition(". ")[0]
+                evidence.append(pod_evidence(view, unfit, "status.conditions[PodScheduled]"))
             return Found(
                 f"the scheduler starts {need} pods together or none, and there is no room for all: {lacks}",
                 f"{view.kubectl(f'describe podgroup {view.name}')} shows what is missing",

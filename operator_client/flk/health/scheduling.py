@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from flk.health.cause import (
     Cause,
@@ -477,15 +477,14 @@ def _created(view: JobView, pod: PodState) -> float:
 
 def _no_node_takes(view: JobView, match: Match) -> Found:
     """Describe pods that no node can take for a reason of which flk does not know more."""
-    patience: dict[str, Any] = {}
+    grace = _GATE_GRACE if "scheduling gates" in match[0] else None
     if re.search(_LASTS, match[0]):
-        patience = {"resolves_itself": False, "grace": 60.0}
-    elif "scheduling gates" in match[0]:
-        patience = {"resolves_itself": False, "grace": _GATE_GRACE}
+        grace = 60.0
     return match.found(
         f"{match}: no node can take it ({match[0]})",
         f"{view.kubectl(f'describe pod {match.pods[0]}')} shows the scheduler's events",
-        **patience,
+        resolves_itself=None if grace is None else False,
+        grace=grace,
     )
 
 

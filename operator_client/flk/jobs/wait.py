@@ -101,21 +101,21 @@ def wait_for_all(
     """
     until = None if timeout is None else time.monotonic() + timeout
     client = client.with_deadline(timeout)
-    conclusions = {job: Conclusion(goal, timeout != 0, report, watch) for job in jobs}
+    conclusions = {job: Conclusion(goal, report, watch, ends_stuck=timeout != 0) for job in jobs}
     with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until)) as states:
-        for of, found in states:
+        for concerned, found in states:
             if isinstance(found, FlkError):
-                yield of, found
-            elif waited := conclusions[of[0]].take(*found):
-                follower.drop(of[0])
-                yield of, waited
+                yield concerned, found
+            elif waited := conclusions[concerned[0]].take(*found):  # a state concerns one job
+                follower.drop(concerned[0])
+                yield concerned, waited
         yield from (([job], conclusions[job].now()) for job in jobs if job in follower)
 
 
 class Conclusion:
     """Says when the wait for one job is over, and tells of its states until then."""
 
-    def __init__(self, goal: Phase | None, ends_stuck: bool, report: Tell, watch: Tell) -> None:
+    def __init__(self, goal: Phase | None, report: Tell, watch: Tell, *, ends_stuck: bool) -> None:
         """The arguments are as in `wait_for_all`; ``ends_stuck``: the wait ends if the job is stuck."""
         self._goal, self._ends_stuck, self._report, self._watch = goal, ends_stuck, report, watch
         self._failed_at: float | None = None

@@ -191,7 +191,7 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     folder, exported = _effects([*before, ["export", *given]], shell.folder)
     # The assignments before a command do not replace variables in the command itself.
     known = {**env, **{row["name"]: row["value"] for row in exported[: len(exported) - len(given)]}}
-    command = shlex.split(_PART.sub(lambda part: _expanded(part, known), commands[-1][0]))[len(given) :]
+    command = shlex.split(_expanded(commands[-1][0], known))[len(given) :]
     if command[:1] == ["exec"]:
         command.pop(0)
     if all(parts[0] in ("cd", "export", "set") for parts in before):
@@ -203,15 +203,14 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     return Command(command, folder, exported, in_folder)
 
 
-def _expanded(part: re.Match[str], known: Mapping[str, str]) -> str:
-    """Return a part of a shell's command with the values of known variables, which it replaces but in single quotes."""
-    return part[0] if part[1] else _VARIABLE.sub(lambda found: _value(found, known), part[0])
+def _expanded(command: str, known: Mapping[str, str]) -> str:
+    """Return a command in which known variables whose values are one word have these values, but in single quotes."""
 
+    def value(found: re.Match[str]) -> str:
+        value = known.get(found[1] or found[2], "")
+        return value if shlex.quote(value) == value else found[0]
 
-def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
-    """Return the value that a shell puts in place of a variable; what was found, unless it is known and one word."""
-    value = known.get(found[1] or found[2], "")
-    return value if shlex.quote(value) == value else found[0]
+    return _PART.sub(lambda part: part[0] if part[1] else _VARIABLE.sub(value, part[0]), command)
 
 
 def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:

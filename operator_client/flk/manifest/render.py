@@ -142,6 +142,16 @@ _Dumper.add_multi_representer(str, _text)  # names of variables, which are a typ
 _Dumper.add_representer(list, _list)
 
 
+def note_on_apply(manifests: list[dict[str, Any]]) -> str:
+    """Return why kubectl apply alone cannot create the manifests; empty if it can. `to_yaml` says in short what can."""
+    if max(len(str(each)) for each in manifests) <= 2**18:
+        return ""
+    return (
+        "create this with kubectl create, or kubectl apply --server-side: apply alone copies each object into an "
+        "annotation of at most 256 KiB, and the archive is larger"
+    )
+
+
 def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
     """Return the manifests as YAML documents. With ``job``, a comment names the source of its fabric's values."""
     head = [f"# Rendered by flk {VERSION}. Create it: kubectl create -f FILE (or apply --server-side: code is large)."]

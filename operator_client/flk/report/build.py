@@ -143,11 +143,9 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     """Return why sections have no data, by their names."""
     state, telemetry = report.state, report.telemetry
     waits = view.started is None and not view.records and view.gone is None
+    no_record, untold = (_NO_RECORD, _UNTOLD) if view.from_flk else (_FOREIGN, _FOREIGN)
     if waits:
-        no_record = untold = no_metrics = _WAITS
-    else:
-        no_record, untold = (_NO_RECORD, _UNTOLD) if view.from_flk else (_FOREIGN, _FOREIGN)
-        no_metrics = f"no line of metrics was found; {untold}"
+        no_record = untold = _WAITS
     found: dict[str, str] = {}
     if not report.submitted.options:
         found["submitted"] = _why_no_options(view)
@@ -157,7 +155,7 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
         no_step = "no step has been told yet: the script prints no steps, or the first one is not done"
         found["goodput"] = no_step if view.records else no_record
     if telemetry is None or not telemetry.history:
-        found["history"] = no_metrics
+        found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
     if telemetry is None or not telemetry.ranks:
         found["ranks"] = untold
     if telemetry is None or not telemetry.pods:

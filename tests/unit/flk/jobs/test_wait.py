@@ -34,7 +34,9 @@ def test_the_time_of_a_wait_is_kept_while_the_api_server_fails(fake: FakeApiServ
 
 def test_a_state_is_reported_once() -> None:
     told: list[str] = []
-    conclusion = Conclusion(None, True, lambda state: told.append(f"{state.phase} {state.reason}"), lambda state: None)
+    conclusion = Conclusion(
+        None, lambda state: told.append(f"{state.phase} {state.reason}"), lambda state: None, ends_stuck=True
+    )
     pending, running = state(Phase.PENDING, "Unschedulable", "0/3 nodes"), state(Phase.RUNNING)
     counting = state(Phase.PENDING, "Unschedulable", "0/4 nodes")
     for each in (pending, pending, counting, running, running):
@@ -47,7 +49,7 @@ def test_a_state_is_reported_once() -> None:
     [("running", Phase.RUNNING, True), ("Pending", Phase.RUNNING, False), ("Running", Phase.SUCCEEDED, True)],
 )
 def test_goals(goal: str, seen: Phase, met: bool) -> None:
-    waited = Conclusion(parse_goal(goal), True, lambda state: None, lambda state: None).take(state(seen), {})
+    waited = Conclusion(parse_goal(goal), lambda state: None, lambda state: None, ends_stuck=True).take(state(seen), {})
     assert bool(waited and waited.outcome == Outcome.REACHED) is met
 
 

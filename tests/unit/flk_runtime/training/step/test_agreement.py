@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flk_runtime.parallel import ParallelModel
 from flk_runtime.training.step.agreement import _described
 
 
@@ -14,7 +13,8 @@ def test_hyperparameters_are_told_without_what_differs_between_ranks_that_train_
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5))
     optimizer.param_groups[0] |= {"betas": (torch.tensor(0.5), 0.99), "schedules": [[max, None]]}
-    described = {name.partition(" ")[0]: text for name, text in _described([ParallelModel(model)], [optimizer])}
+    own = {id(parameter) for parameter in model.parameters()}
+    described = {name.partition(" ")[0]: text for name, text in _described(own, [optimizer])}
     assert described["lr"] == "0.5"
     assert described["betas"] == repr(["0.5", "0.99"])
     assert described["schedules"] == repr([repr(["builtin_function_or_method", "None"])])
