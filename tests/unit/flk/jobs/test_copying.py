@@ -105,7 +105,9 @@ def test_a_folder(container: copying.Container, tree: Path, tmp_path: Path) -> N
     assert os.access(tmp_path / "here" / "script.sh", os.X_OK)
 
 
-def test_a_file(container: copying.Container, tree: Path, tmp_path: Path) -> None:
+def test_a_file_is_copied_into_a_folder_and_leaves_nothing_beside_it(
+    container: copying.Container, tree: Path, tmp_path: Path
+) -> None:
     shard = tree / "step-10" / "shard.bin"
     copied = container.read(str(shard), f"{tmp_path}/", print)
     assert Path(copied).read_bytes() == shard.read_bytes()

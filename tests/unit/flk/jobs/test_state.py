@@ -51,7 +51,7 @@ def test_container_that_has_ended_while_its_pod_is_still_called_running(code: in
     assert state.phase == (Phase.RUNNING if code == 0 else Phase.FAILED)
 
 
-def test_queued() -> None:
+def test_a_suspended_job_of_a_queue_is_queued() -> None:
     queued = JobBuilder()
     queued.job["spec"]["runPolicy"]["suspend"] = True
     queued.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
@@ -93,7 +93,7 @@ def test_volume_that_cannot_be_mounted() -> None:
 # While it runs
 
 
-def test_running() -> None:
+def test_a_running_job_counts_its_pods_and_ranks() -> None:
     state = JobBuilder(processes=2).all("pod").condition("Running").state()
     assert (state.phase, state.ready, state.world_size) == (Phase.RUNNING, 3, 6)
     assert [pod.ranks for pod in state.pods] == [[0, 1], [2, 3], [4, 5]]

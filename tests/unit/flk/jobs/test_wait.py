@@ -48,7 +48,9 @@ def test_a_state_is_reported_once() -> None:
     ("goal", "seen", "met"),
     [("running", Phase.RUNNING, True), ("Pending", Phase.RUNNING, False), ("Running", Phase.SUCCEEDED, True)],
 )
-def test_goals(goal: str, seen: Phase, met: bool) -> None:
+def test_a_goal_is_reached_in_its_phase_and_running_also_by_a_job_too_short_to_be_seen(
+    goal: str, seen: Phase, met: bool
+) -> None:
     waited = Conclusion(parse_goal(goal), lambda state: None, lambda state: None, ends_stuck=True).take(state(seen), {})
     assert bool(waited and waited.outcome == Outcome.REACHED) is met
 

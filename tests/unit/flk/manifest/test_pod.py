@@ -191,7 +191,7 @@ PATCH_MAPPINGS = st.dictionaries(KEYS, PATCHES, max_size=4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_cases(case: dict[str, Any]) -> None:
+def test_a_patch_is_merged_or_refused_as_its_case_says(case: dict[str, Any]) -> None:
     if "error" in case:
         with pytest.raises(UsageError) as caught:
             patched(case["base"], case["patch"])

@@ -15,7 +15,9 @@ from flk.user.files import cache_folder, state_folder, write_whole
     ("folder", "variable", "default"),
     [(state_folder, "XDG_STATE_HOME", ".local/state/flk"), (cache_folder, "XDG_CACHE_HOME", ".cache/flk")],
 )
-def test_folders(monkeypatch: pytest.MonkeyPatch, folder: Callable[[], Path], variable: str, default: str) -> None:
+def test_folders_are_where_their_variable_says_unless_it_is_relative(
+    monkeypatch: pytest.MonkeyPatch, folder: Callable[[], Path], variable: str, default: str
+) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv(variable, "/elsewhere")
     assert folder() == Path("/elsewhere/flk")

@@ -27,7 +27,7 @@ from tests.support.environments import (
 )
 
 
-def test_alone() -> None:
+def test_a_process_without_a_launcher_is_a_world_of_one() -> None:
     assert discover({}) == RankInfo(0, 0, 1, 1, 0, "alone", None, 0)
     assert discover({"PATH": "/bin", "RANK": "", "PET_NNODES": "1"}) == RankInfo()
 

@@ -70,7 +70,7 @@ def test_by_class_and_by_name() -> None:
         find_blocks(model, [3])  # type: ignore[list-item]
 
 
-def test_by_path() -> None:
+def test_blocks_are_found_by_patterns_of_their_paths() -> None:
     model = Net(Block(), Block(), nn.Sequential(nn.Linear(4, 4)))
     assert names(model, find_blocks(model, ["parts.*", "first"])) == ["first", "parts.0", "parts.1", "parts.2"]
     assert names(model, find_blocks(model, "parts.*.inner")) == ["parts.0.inner", "parts.1.inner"]
