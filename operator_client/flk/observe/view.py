@@ -76,10 +76,16 @@ class JobView:
         """
         self.seen = seen
         self.job: Object = seen.job or {}  # empty if only the launchers' record is left
+        self.name, self.uid = seen.name, seen.uid
         self.events, self.now, self.gone = seen.events, seen.time, seen.gone
         self._meta: Object = self.job.get("metadata") or {}
+        self.labels: Object = self._meta.get("labels") or {}
+        self.annotations: Object = self._meta.get("annotations") or {}
         self.commands = commands or Commands(str(self._meta.get("namespace") or ""))
+        self.namespace = str(self._meta.get("namespace") or self.commands.namespace)
         self.target = target_of(self.job) if seen.job else DEFAULT
+        self.kind = self.target.kind if self.job else ""  # of the job's object; empty: only the record is left
+        self.subject = f"{self.kind or 'job'} {self.name}"  # of sentences of evidence
         self.objects, ended = _newest(seen.pods, self.target)
         self.replaced_pods = {**seen.replaced_pods, **ended}
         self.status: Object = self.job.get("status") or {}
@@ -101,50 +107,15 @@ class JobView:
         self.completed = timestamp(self.status.get("completionTime")) or recorded
 
     @property
-    def subject(self) -> str:
-        """Kind and name of the job's object, as evidence names it."""
-        return f"{self.kind or 'job'} {self.name}"
-
-    @property
-    def kind(self) -> str:
-        """Kind of the job's object; empty if it is not known, because only the launchers' record is left."""
-        return self.target.kind if self.job else ""
-
-    @property
-    def uid(self) -> str:
-        """UID of the job; empty if it is not known."""
-        return self.seen.uid
-
-    @property
     def deletion_began(self) -> float:
         """When somebody deleted the job, which exists until its pods are gone; 0 if nobody has."""
         return timestamp(self._meta.get("deletionTimestamp"))
-
-    @property
-    def name(self) -> str:
-        """Name of the job."""
-        return self.seen.name
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of the job."""
-        return str(self._meta.get("namespace") or self.commands.namespace)
 
     @property
     def created(self) -> float:
         """When the job was created, in seconds since the epoch."""
         entry = self.seen.entry
         return entry.created if entry else timestamp(self._meta.get("creationTimestamp"))
-
-    @property
-    def labels(self) -> Object:
-        """Labels of the job."""
-        return self._meta.get("labels") or {}
-
-    @property
-    def annotations(self) -> Object:
-        """Annotations of the job."""
-        return self._meta.get("annotations") or {}
 
     @cached_property
     def from_flk(self) -> bool:
