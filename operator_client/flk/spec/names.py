@@ -28,7 +28,7 @@ _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and no lett
 DNS_1035: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 QUALIFIED: Final = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
-VARIABLE: Final = r"[A-Za-z_][-A-Za-z0-9_.]*"
+VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"  # of others, the shell of most images hands on nothing
 DATA_KEY: Final = r"[-._a-zA-Z0-9]+"
 _BUCKET: Final = r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]"
 S3_ADDRESS: Final = rf"s3://{_BUCKET}(/[-A-Za-z0-9_.=]+)*/*"
@@ -164,7 +164,7 @@ def queue(name: str) -> str:
 def variable(name: str) -> str:
     """Check the name of an environment variable, which must not be one that flk or the operator sets."""
     if not re.fullmatch(VARIABLE, name):
-        raise ValueError(f"must be letters, digits, '_', '-' and '.', and not start with a digit (is {name!r})")
+        raise ValueError(f"must be letters, digits and '_', and not start with a digit (is {name!r})")
     if user_env.is_reserved(name):
         if name.startswith("FLK_"):
             reason = "flk uses the names that start with FLK_"

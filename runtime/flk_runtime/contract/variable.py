@@ -57,11 +57,17 @@ def number(least: float = 0) -> Callable[[str], float]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Read words as a shell does. Raises ValueError for an open quotation."""
+    """Read words as a shell does, on several lines too. Raises ValueError for an open quotation."""
     import shlex  # few jobs have such a variable
 
+    # A shell drops a backslash at the end of a line, but in single quotes. shlex makes a word of the end of the line.
+    joined = re.sub(
+        r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\.""",
+        lambda part: part[0] if part[0][0] == "'" else part[0].replace("\\\n", ""),
+        text,
+    )
     try:
-        return tuple(shlex.split(text))
+        return tuple(shlex.split(joined))
     except ValueError as error:
         raise ValueError(f"expected words as a shell reads them: {str(error).lower()}") from None
 

@@ -91,7 +91,7 @@ SAMPLES: dict[str, list[Any]] = {
     "queue": ["team"],
     "env": [
         {"A": "$(B) $5", "NCCL_DEBUG": "INFO", "EMPTY": "", "FLK_SEED": "7", "TRUE": "true"},
-        {"HOME": "/home/$me", "A": "日本語\t\u202e\x1b[31m", "B": "a\nb", "C": " ", "D.E-F": "{{ .Values }}"},
+        {"HOME": "/home/$me", "A": "日本語\t\u202e\x1b[31m", "B": "a\nb", "C": " ", "D_E": "{{ .Values }}"},
     ],
     "secrets": [{"KEY": "secret:key", "FLK_SEED": "secret:seed"}],
     "volumes": [["data:/data/:ro", "other:/a/./b"]],

@@ -41,7 +41,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"command": []}, "flk.yaml: command: names no script"),
         ({"command": ""}, "flk.yaml: command: names no script"),
         ({"command": ["-m"]}, "flk.yaml: command: -m needs a module"),
-        ({"command": "'a"}, "flk.yaml: command: cannot be split into words: no closing quotation"),
+        ({"command": "'a"}, "flk.yaml: command: must be words as a shell reads them: no closing quotation (is \"'a\")"),
         ({"command": ["a.py", 3]}, "flk.yaml: command[1]: must be text (is the number 3)"),
         (
             {"command": "python train.py"},
@@ -67,7 +67,7 @@ def error_of(**fields: Any) -> UsageError:
             "made there to mount it: choose another path",
         ),
         ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is the number 1)"),
-        ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
+        ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits and '_', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
         ({"env": {"FLK_PREFLIGHT": "-shm"}}, "flk.yaml: env.FLK_PREFLIGHT: FLK_PREFLIGHT=-shm: expected on or off"),
         ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: A is in env too"),
@@ -211,6 +211,19 @@ def test_the_python_api_takes_what_the_job_file_takes() -> None:
     assert job.checkpoint is not None
     assert (job.checkpoint.volume, job.checkpoint.path) == ("c", "/p")
     assert job.nodes.tolerations[0].operator == "Exists"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.py \\\n  --lr 1 \\\n  --name x\n", ["train.py", "--lr", "1", "--name", "x"]),
+        ('train.py "it\'s \\\nx" y\\\nz', ["train.py", "it's x", "yz"]),
+        ("train.py 'a\\\nb' \\\\ c", ["train.py", "a\\\nb", "\\", "c"]),
+    ],
+)
+def test_a_command_on_several_lines_is_one_line_to_a_shell(text: str, words: list[str]) -> None:
+    assert validated({"command": text}).command == words
+    assert pod_env.ON_RESTART.read({"FLK_ON_RESTART": text}) == tuple(words)
 
 
 def test_a_job_is_read_from_a_file(tmp_path: Path) -> None:

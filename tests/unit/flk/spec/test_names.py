@@ -74,7 +74,7 @@ ACCEPTED: list[tuple[Callable[[str], str], list[str]]] = [
     (names.namespace, ["default", "a-1"]),
     (names.image, ["a", "team/train:1.2", "registry:5000/a/b@sha256:" + "a" * 64, "r.example.com/a__b:T", "a:5000/b"]),
     (names.module, ["train", "a.b_c.d1", "__main__"]),
-    (names.variable, ["A", "_x", "nccl.debug", "a-b", "TOKENIZERS_PARALLELISM"]),
+    (names.variable, ["A", "_x", "a1", "TOKENIZERS_PARALLELISM"]),
 ]
 REFUSED: list[tuple[Callable[[str], str], list[str]]] = [
     (names.object_name, ["", "A", "-a", "a-", "a..b", "a\n", "ä", "a" * 254]),
@@ -85,7 +85,7 @@ REFUSED: list[tuple[Callable[[str], str], list[str]]] = [
     (names.namespace, ["", "a.b", "A", "x" * 64, "a\n"]),
     (names.image, ["", "a/B", "a b", "a:", "a\n", "a@sha256:1", ":a", "http://a"]),
     (names.module, ["", "1a", "a.", "a-b", "a/b.py", "a\n"]),
-    (names.variable, ["", "1A", "A=B", "A B", "A\n", "ä"]),
+    (names.variable, ["", "1A", "A=B", "A B", "A\n", "ä", "nccl.debug", "a-b"]),
 ]
 
 
@@ -104,7 +104,7 @@ RULES = {
     names.namespace: r"must be at most 63 lower-case letters, digits and '-'",
     names.image: r"must be an image like team/train:1\.2",
     names.module: r"must be the name of a module",
-    names.variable: r"must be letters, digits, '_', '-' and '\.'",
+    names.variable: r"must be letters, digits and '_'",
 }
 
 

@@ -68,7 +68,7 @@ BOTH: dict[str, tuple[list[str], list[str]]] = {
     ),
     "volumes: [{}]": (["a:/b//c", "a.b:/c"], ["a", "a:b", "a:/", "a:/b:c"]),
     "secrets: {{A: {}}}": (["s:k", "s.t:k_1"], ["s", "'s:'", "S:k", "s:a b"]),
-    "env: {{{}: x}}": (["A", "a.B-c", "FLK_SEED", "RANKS"], ["1A", "RANK", "PET_X", "FLK_X", "A B"]),
+    "env: {{{}: x}}": (["A", "a_B", "FLK_SEED", "RANKS"], ["1A", "RANK", "PET_X", "FLK_X", "A B", "a.b", "a-b"]),
     "topology: {}": (["rack", "a.b/c:preferred"], ["a b", "rack:often", "-a"]),
     "nodes: {{selector: {{{}: a}}}}": (["pool", "a.b/c_d"], ["a b", "a/b/c", "A.b/c"]),
     "nodes: {{selector: {{a: {}}}}}": (["b", "''", "a_b.c"], ["-b", "a b", "b" * 64, "1"]),
