@@ -29,7 +29,7 @@ class _Loader(_Base):  # type: ignore[misc]
 
     yaml_implicit_resolvers: Final[dict[str, Any]] = {}  # none of YAML 1.1
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
         seen = set()
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
@@ -41,8 +41,9 @@ class _Loader(_Base):  # type: ignore[misc]
                     None, None, f"the key {key.value!r} is repeated", key.start_mark
                 )
             seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        super().flatten_mapping(node)
+        # What is merged is flattened once more, and has the merged keys beside its own then, which come last.
+        node.value = [*{key.value: (key, value) for key, value in node.value}.values()]
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _DIGITS:  # Python would not write it
@@ -106,6 +107,8 @@ def mapping(text: str, source: str) -> dict[str, Any]:
 
 def text(path: str, hint: str = "") -> str:
     """Return the text of a file, or of stdin for ``-``. Raises UsageError, also if it is very long or not UTF-8."""
+    if not path:
+        raise UsageError("the name of a file is empty", hint="give the name of a YAML file, or - for stdin")
     try:
         if path == "-":
             raw = sys.stdin.buffer.read(SIZE_LIMIT + 1)

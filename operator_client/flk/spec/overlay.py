@@ -86,7 +86,7 @@ def load_job(
     if source is None and Path(JOB_FILE).is_file():
         source = JOB_FILE
         notify(f"using {JOB_FILE}")
-    overlay = lay_over(file.job_fields(source) if source else {}, flags, environment)
+    overlay = lay_over(file.job_fields(source) if source is not None else {}, flags, environment)
     written = overlay.fields.get("command")
     place = file.source_name(source or "")
     with overlay.keeping():
@@ -149,7 +149,10 @@ def _command(
 
     That is the only script of this folder; where there is none, the example trains.
     """
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("this folder is deleted", hint="change to the folder of the code") from None
     if module is not None:
         return ["-m", module, *words], here
     if words and not words[0].startswith("-"):  # a word that begins with a dash can only have followed `--`
@@ -192,7 +195,7 @@ def _number(text: str | None) -> int | str | None:
 
 def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for text in texts:
-        if "=" in text:
+        if "=" in text or not text:
             yield from _pairs([text], "--env", "K=V or K")
         elif text in environment:
             yield text, environment[text]

@@ -120,8 +120,8 @@ class IndexedJob(IndexedTarget):
             },
         }
         container = next(c for c in template["spec"]["containers"] if c["name"] == self.container)
-        port = next(port for port in container["ports"] if port.get("name") == self.port_name)
-        service = headless_service(parts.metadata, {labels.JOB: str(job.name)}, port)
+        ports = [port for port in container.get("ports") or [] if port.get("name") == self.port_name]
+        service = headless_service(parts.metadata, {labels.JOB: str(job.name)}, ports)
         return [manifest, service]
 
     def replicas(self, job: Object) -> Mapping[str, Replicas]:
@@ -263,7 +263,7 @@ def named(success: str, *others: str) -> Mapping[str, str]:
     return {success: "Succeeded", **{name: name for name in ("Failed", "Suspended", *others)}}
 
 
-def headless_service(metadata: Object, selector: Mapping[str, str], port: Object) -> Object:
+def headless_service(metadata: Object, selector: Mapping[str, str], ports: Sequence[Object]) -> Object:
     """Return the Service that gives the pods of a Job their names, also before they are ready."""
     return {
         "apiVersion": "v1",
@@ -274,6 +274,6 @@ def headless_service(metadata: Object, selector: Mapping[str, str], port: Object
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": dict(selector),
-            "ports": [{"name": port["name"], "port": port["containerPort"]}],
+            "ports": [{"name": port["name"], "port": port["containerPort"]} for port in ports],
         },
     }

@@ -332,6 +332,32 @@ def test_init_writes_a_file_that_runs_a_script_with_an_unusual_name(run: Run, sc
     assert (code, command(stdout)) == (0, [script])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--file", ""], "the name of a file is empty"),
+        (["--patch", ""], "the name of a file is empty"),
+        (["--env", ""], "--env: must be K=V or K (is '')"),
+    ],
+)
+def test_an_empty_value_is_not_passed_over(run: Run, words: list[str], message: str) -> None:
+    """As of a variable of the shell that is not set."""
+    Path("train.py").touch()
+    code, _, stderr = run("render", "train.py", *words)
+    assert (code, stderr.splitlines()[0]) == (2, f"error: {message}")
+
+
+@pytest.mark.parametrize("words", [["render", "train.py"], ["submit"], ["run", "/train.py"]])
+def test_a_folder_that_is_deleted_is_told_in_a_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    said = "error: this folder is deleted\nhint: change to the folder of the code\n"
+    assert run(*words) == (2, "", said)
+
+
 def failing(error: BaseException) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
         raise error

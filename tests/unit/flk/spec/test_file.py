@@ -100,6 +100,14 @@ def test_aliases_and_merges_work() -> None:
     assert jobfile.mapping(text, "f.yaml")["env"] == {"a": "1", "b": "3"}
 
 
+def test_what_is_merged_may_itself_have_merged_keys_of_its_own_names() -> None:
+    text = "patch: {a: {base: &base {x: '1', y: '1'}, own: &own {<<: *base, x: '2'}}, b: {<<: *own, y: '3'}}\n"
+    patch = {"a": {"base": {"x": "1", "y": "1"}, "own": {"x": "2", "y": "1"}}, "b": {"x": "2", "y": "3"}}
+    assert jobfile.mapping(text, "f.yaml") == {"patch": patch}
+    with pytest.raises(UsageError, match="the key 'x' is repeated"):
+        jobfile.mapping(text.replace("x: '2'", "x: '2', x: '4'"), "f.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
 def test_an_empty_file_holds_nothing(text: str) -> None:
     assert jobfile.mapping(text, "f.yaml") == {}

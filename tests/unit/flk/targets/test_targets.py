@@ -227,6 +227,12 @@ def test_what_a_trainjob_cannot_set_is_refused() -> None:
         manifests("trainjob", gang="native")
 
 
+@pytest.mark.parametrize("ports", [None, [], [{"containerPort": 8080}]])
+def test_a_job_whose_patch_takes_its_port_away_has_a_service_for_names_all_the_same(ports: Any) -> None:
+    _, service = manifests("job", patch={"spec": {"containers": [{"name": "pytorch", "ports": ports}]}})
+    assert (service["spec"]["clusterIP"], service["spec"]["ports"]) == ("None", [])
+
+
 def test_without_a_cluster_auto_is_a_pytorchjob_and_a_gang_must_be_named() -> None:
     assert manifests("auto")[0]["kind"] == "PyTorchJob"
     with pytest.raises(UsageError, match="asks the cluster"):
