@@ -69,7 +69,7 @@ def select_files(job: Job, root: Path) -> Selection:
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
     listed = _shipped_files(job, root).union(_required_files(job, root))
-    at_home = Path(os.path.expanduser("~")).is_relative_to(root)
+    at_home = Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
     written = set[str]() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
@@ -167,7 +167,7 @@ def find_script(job: Job, root: Path, *, here: bool = False) -> Path | None:
         raise UsageError(f"there is no folder {root} with the files of the job")
     # A link keeps its own name: its target may have another name or be in another folder.
     script = Path(os.path.abspath(root / job.command[0]))
-    script = script.parent.resolve() / script.name
+    script = Path(os.path.realpath(script.parent), script.name)  # Path.resolve raises where links lead in a circle
     if os.path.isdir(script):
         raise UsageError(f"{job.command[0]} is a folder, not a script", hint="a package runs with -m")
     if not _is_file(script):
@@ -344,7 +344,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 def _looks_secret(root: Path, path: str) -> bool:
     """Whether the path of a file, or of the file that it links to, looks like a secret's."""
     file = root / path
-    paths = [path, file.resolve().as_posix()] if os.path.islink(file) else [path]
+    paths = [path, os.path.realpath(file)] if os.path.islink(file) else [path]
     return any(map(file_names_secret, paths)) or (file.suffix != ".py" and _is_key(file))  # a test may have one
 
 
@@ -358,7 +358,7 @@ def _is_key(file: Path) -> bool:
 
 def _leaves(root: Path, path: str) -> bool:
     """Whether a path is a link to a file outside of the root."""
-    return os.path.islink(root / path) and not (root / path).resolve().is_relative_to(root)
+    return os.path.islink(root / path) and not Path(os.path.realpath(root / path)).is_relative_to(root)
 
 
 def _some(paths: Iterable[str]) -> str:

@@ -21,11 +21,14 @@ _SETTINGS: Final = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.dev
 # No command for a remote, of which a partial clone gets what it lacks, and no index is written, of which a hook hears.
 _ENVIRONMENT: Final = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
 
+# What git sets for hooks and other programs that it starts: the folder asked about may be of another repository.
+_OF_CALLER: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
+
 
 def ask_git(root: Path, *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder, and return how it ended. Raises OSError without git, and subprocess.TimeoutExpired."""
     command = ["git", "-C", str(root), *_SETTINGS, *arguments]
-    environment = {**os.environ, **_ENVIRONMENT}
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_CALLER} | _ENVIRONMENT
     return subprocess.run(command, capture_output=True, check=False, timeout=timeout, env=environment)
 
 

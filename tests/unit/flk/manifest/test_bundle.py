@@ -154,7 +154,9 @@ def test_nothing_walks_the_home_folder(
     write("train.py", "helper.py", "notes.txt", "Documents/a.py", "code/model.py")
     if in_git:  # as people keep their settings
         git("init", "-q")
-    for home in (tmp_path, tmp_path / "Documents"):
+    link = tmp_path.with_name(f"{tmp_path.name}-link")
+    link.symlink_to(tmp_path)
+    for home in (tmp_path, tmp_path / "Documents", link):
         monkeypatch.setenv("HOME", str(home))
         bundle = make_bundle(job(ship=["code"]), tmp_path)
         assert bundle.files == ("code/model.py", "helper.py", "train.py")
@@ -255,6 +257,14 @@ def test_links_to_folders_are_left_out_and_said(tmp_path: Path, write: Write, gi
     assert bundle.files == ("real/a.py", "train.py")
     assert bundle.left_out == ("links to folders: link (--ship NAME adds their files)",)
     assert make_bundle(job(ship=["link"]), tmp_path).files == ("link/a.py", "real/a.py", "train.py")
+
+
+def test_links_that_lead_in_a_circle_are_no_files(tmp_path: Path, write: Write) -> None:
+    write("train.py")
+    for name in ("loop", "loop.py"):
+        (tmp_path / name).symlink_to(name)
+    assert make_bundle(job(), tmp_path).files == ("train.py",)
+    assert "there is no script loop/train.py" in str(error_of(job("loop/train.py"), tmp_path))
 
 
 @pytest.mark.parametrize("in_git", [False, True])

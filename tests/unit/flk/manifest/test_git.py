@@ -96,6 +96,15 @@ def test_the_users_own_filters_count(checkout: Path, tmp_path: Path, monkeypatch
     assert not commit_of(checkout).endswith("-dirty")
 
 
+def test_what_a_hook_of_another_repository_is_told_does_not_count(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = commit_of(checkout), select_files(Job(command=["train.py"]), checkout)
+    for name, path in (("GIT_DIR", "inner/.git"), ("GIT_WORK_TREE", "inner"), ("GIT_INDEX_FILE", "inner/.git/index")):
+        monkeypatch.setenv(name, str(tmp_path / path))
+    assert (commit_of(checkout), select_files(Job(command=["train.py"]), checkout)) == before
+
+
 def git_text(root: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     return subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True, text=True).stdout
