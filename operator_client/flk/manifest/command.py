@@ -24,7 +24,7 @@ _OUTSIDE: Final = re.compile(r"(?:-[^=]*=)?(?:\./)*\.\.(?:/|$)")  # a path that 
 _OLD_LAUNCHER: Final = "torch.distributed.launch"
 _LAUNCHERS: Final = ("torch.distributed.run", _OLD_LAUNCHER)
 # Options of torchrun without a value; and those that start another program than a Python script.
-_SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank")
+_SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank", "--")
 _OTHER_PROGRAM: Final = ("--no-python", "--run-path")
 _BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
 
@@ -79,7 +79,8 @@ def command_of_job(command: Command, env: Mapping[str, str], ranks: object) -> C
         command, changing = _last_of_shell(command, env), _CHANGED_BY_SHELL
     fields, words = _script_of(command.words, ranks)
     if not words or (words[0] != "-m" and words[0].startswith("-")):
-        raise ValueError("has no script and no module")
+        before = f" before {words[0]}, an option that a job cannot give to Python" if words else ""
+        raise ValueError(f"has no script and no module{before}")
     if changed := next((word for word in words if changing & {*word}), None):
         raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
     if words[0] != "-m":
@@ -178,7 +179,8 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     known_options = all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
     if not options or not known_options or not options[-1].endswith("c"):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    if "<<" not in text:  # else what looks like a comment may be a line of a file
+        text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
     text = text.replace("\\\n", " ").strip("; \t\n")
     commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
     try:

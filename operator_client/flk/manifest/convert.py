@@ -310,7 +310,8 @@ class _Conversion:
         """Return the variables with values, and those that stay in the patch; secrets and processes become fields."""
         env: dict[str, str] = {}
         kept = []
-        for variable in self._mappings(path, given):
+        # As in Kubernetes, the last one of a name counts.
+        for variable in {each.get("name"): each for each in self._mappings(path, given)}.values():
             name, value = variable.get("name"), variable.get("value")
             source = self._mapping(f"{path}[{name}].valueFrom", variable.get("valueFrom"))
             secret = self._mapping(f"{path}[{name}].valueFrom.secretKeyRef", source.get("secretKeyRef"))

@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
     "torchrun": (["torchrun", "/opt/train.py", "--lr=1"], None, ["/opt/train.py", "--lr=1"], None),
     "underlines in options": (["torchrun", "--use_env", "--nproc_per_node", "2", "/a.py"], None, ["/a.py"], 2),
     "processes": (["torchrun", "--nproc_per_node=2", "--nnodes", "4", "/a.py"], None, ["/a.py"], 2),
+    "end of the options": (["torchrun", "--nproc_per_node", "2", "--", "/a.py", "b"], None, ["/a.py", "b"], 2),
     "module": (["python3", "-u", "-m", "team.train", "-v"], None, ["-m", "team.train", "-v"], 1),
     "module of torchrun": (["torchrun", "--standalone", "-m", "team.train"], None, ["-m", "team.train"], None),
     "old launcher": (
@@ -160,6 +161,20 @@ def test_the_variables_that_a_shell_exports_are_those_of_the_ranks() -> None:
     assert (job["command"], job["processes"]) == (["/a.py"], 2)
     assert job["env"] == {"LR": "1", "URL": "http://x?a=1&b=2", "OMP_NUM_THREADS": "4"}
     assert job["setup"] == f"ln -sf {WORKDIR}/* ."
+
+
+def test_a_file_that_a_shell_writes_keeps_the_lines_that_look_like_comments() -> None:
+    text = "cat > /tmp/a.c <<EOF\n#include <a.h>\nEOF\ntorchrun /a.py"
+    assert "#include <a.h>" in fields(manifest(container={"command": ["sh", "-c", text]}))["setup"]
+
+
+@pytest.mark.parametrize("first", [{"value": "1"}, {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}])
+def test_of_two_variables_of_a_name_the_last_one_counts_as_in_kubernetes(first: Any) -> None:
+    env = [{"name": "A", **first}, {"name": "A", "value": "2"}]
+    job = fields(manifest(container={"env": env}))
+    assert (job["env"], "patch" in job) == ({"A": "2"}, False)
+    secret = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    assert fields(manifest(container={"env": [*env, secret]}))["secrets"] == {"A": "s:k"}
 
 
 def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
@@ -563,6 +578,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "old launcher of several ranks": (
         {"container": {"command": ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", "/a.py"]}},
         "command: torch.distributed.launch gives each rank its --local-rank: add --use-env",
+    ),
+    "option of Python": (
+        {"container": {"command": ["python", "-W", "ignore", "/a.py"]}},
+        "command: has no script and no module before -W, an option that a job cannot give to Python",
     ),
     "another program": (
         {"container": {"command": ["mpirun", "x"]}},
