@@ -107,7 +107,10 @@ def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> No
 
 def _proxy_of_environment(server: str) -> str:
     """Return the proxy that $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY name for a server; empty for none."""
-    parts = urlsplit(server)
+    try:
+        parts = urlsplit(server)
+    except ValueError:
+        return ""  # no address, which the first request says
     proxy = _variable(f"{parts.scheme}_proxy")
     host = parts.hostname or ""
     if not proxy or host == "localhost" or _is_loopback(host):

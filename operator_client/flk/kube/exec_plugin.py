@@ -52,7 +52,9 @@ def run(context: Context) -> dict[str, Any]:
     limit = ANSWER_LIMIT if interactive else TIME_LIMIT
     shown = sys.stderr is not None and sys.stderr.isatty()
     try:
-        variables = {str(v.get("name")): str(v.get("value")) for v in plugin.get("env") or [] if isinstance(v, dict)}
+        variables = {
+            str(v.get("name")): str(v.get("value") or "") for v in plugin.get("env") or [] if isinstance(v, dict)
+        }
         done = subprocess.run(
             [command, *map(str, plugin.get("args") or [])],
             env={**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(request)},

@@ -73,8 +73,9 @@ class Context:
 
     @property
     def server(self) -> str:
-        """Address of the API server, without a slash at the end."""
-        return str(self.cluster["server"]).rstrip("/")
+        """Address of the API server, without a slash at the end. As in kubectl, one without a scheme is of HTTP."""
+        server = str(self.cluster["server"]).rstrip("/")
+        return server if "://" in server else f"http://{server}"
 
     @property
     def is_secure(self) -> bool:

@@ -24,6 +24,7 @@ import yaml
 from flk.errors import NoConfigError
 from flk.kube.credentials import Access, connect
 from flk.kube.kubeconfig import load
+from flk.observe.client import JobClient
 from tests.support.certificates import make_certificate
 
 SECRET = "a-very-secret-token"
@@ -153,8 +154,9 @@ ADDRESS = (
             plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA", "value": "/x"}]),
             "Bearer https://here.example:6443/x",
         ),
+        (plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA"}]), "Bearer https://here.example:6443"),
     ],
-    ids=["token", "plugin", "plugin that is told of the cluster"],
+    ids=["token", "plugin", "plugin that is told of the cluster", "plugin with a variable without a value"],
 )
 def test_credentials_are_in_the_headers(use: Any, content: Any, header: str) -> None:
     use(content)
@@ -176,7 +178,8 @@ def test_nothing_secret_goes_over_plain_http(use: Any, content: Any, server: str
     """As kubectl, which does not even run the plugin."""
     content["clusters"][0]["cluster"]["server"] = server
     use(content)
-    assert dict(connect().headers()) == {}
+    access = connect()
+    assert (dict(access.headers()), access.server.partition("://")[0]) == ({}, "http")
     assert list(tmp_path.rglob("RAN")) == []
 
 
@@ -509,6 +512,13 @@ def test_proxies_of_the_environment(
     use(config())
     proxy = connect().pool.proxy
     assert (proxy.host if proxy else None) == ("proxy.example" if proxied else None)
+
+
+@pytest.mark.parametrize("server", ["https://[::1:6443", "https://::1]:6443"])
+def test_an_address_of_ipv6_that_lacks_a_bracket_is_told_with_the_first_request(use: Any, server: str) -> None:
+    use(config() | {"clusters": [{"name": "c", "cluster": {"server": server}}]})
+    with pytest.raises(NoConfigError, match=re.escape(f"the server {server!r} of context here is not an address")):
+        JobClient.connect().get_job("gpt")
 
 
 def test_proxy_of_the_kubeconfig(use: Any) -> None:
