@@ -186,7 +186,7 @@ def _receive(connection: Any) -> bytes | None:
 def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
     for attempt in (1, 2):
         credentials = access.headers()
-        url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
+        url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs, errors='surrogateescape')}"
         try:
             return _connect(access, url, credentials, protocols)
         except websocket.WebSocketBadStatusException as error:

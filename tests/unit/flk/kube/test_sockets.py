@@ -155,6 +155,13 @@ def test_output_and_exit_code_of_a_command(server: Server, client: JobClient) ->
     assert "container=pytorch&stdin=false&stdout=true&stderr=true&tty=false&command=true" in server.heads[0]
 
 
+def test_bytes_that_are_no_text_are_sent_as_they_are(server: Server, connect: Callable[[str], JobClient]) -> None:
+    server.messages = [on(STATUS, DONE)]
+    no_scheme = connect(server.address)  # which means HTTP
+    assert no_scheme.execute(POD, ["cat", b"caf\xe9".decode(errors="surrogateescape")], 60).code == 0
+    assert "&command=cat&command=caf%E9 " in server.heads[0]
+
+
 def test_a_refused_token_is_renewed_once(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     renewed: list[object] = []
     monkeypatch.setattr(client.api.access, "renew", renewed.append)
