@@ -59,8 +59,9 @@ def bench(
     from flk.local.bench import bench_job
 
     here = Path.cwd()
-    job = loaded.started_in(here) if local else loaded.job
-    job = bench_job(job, [*filter(None, (strategies or "").split(","))], steps=steps, timeout=limit)
+    job, root = (loaded.started_in(here), here) if local else (loaded.job, loaded.root)
+    names = [*filter(None, (strategies or "").split(","))]
+    job = bench_job(job, names, root=root, steps=steps, timeout=limit)
     code, result = _local(job, here) if local else _in_cluster(job, loaded.root, context, namespace)
     if result is None:
         note("there is no result: the lines above say why")

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,8 +91,8 @@ def _folder() -> Path:
     return state_folder() / "bench"
 
 
-def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
-    """Return a job that measures ``strategies`` with the script of ``job``, in the same number of pods.
+def bench_job(job: Job, strategies: Sequence[str], *, root: Path, steps: int, timeout: int) -> Job:
+    """Return a job that measures ``strategies`` with the script of ``job``, below ``root``, in the same number of pods.
 
     Without ``strategies`` the job measures all that differ in these pods. ``steps`` are measured, after the warm-up;
     each strategy may take ``timeout`` seconds. Raises UsageError if a strategy cannot be measured.
@@ -105,12 +107,15 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
             known = ", ".join(INNER_STRATEGIES)
             raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
     request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
-    ship = job.ship
-    if ship not in IN_IMAGE and job.command[0] != "-m":
-        ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
+    command, ship = job.command, job.ship
+    if ship not in IN_IMAGE and command[0] != "-m":
+        script = root / command[0]  # which is absolute where the command is
+        place = os.path.relpath(os.path.realpath(script.parent), os.path.realpath(root))
+        command = [os.path.normpath(os.path.join(place, script.name)), *command[1:]]
+        ship = [*(ship if isinstance(ship, list) else []), glob.escape(command[0])]
     return job.changed(
         name=f"flk-bench-{secrets.token_hex(3)}",
-        command=["-m", "flk_plan.bench", request, *job.command],
+        command=["-m", "flk_plan.bench", request, *command],
         ship=ship,
         strategy="ddp",
         diloco=None,

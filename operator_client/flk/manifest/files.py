@@ -321,7 +321,8 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
         if not pattern or pattern.startswith("/") or ".." in PurePosixPath(pattern).parts:
             raise UsageError(f"ship: a pattern is a relative path without '..' (is {pattern!r})")
         try:
-            matches = sorted(root.glob(pattern.rstrip("/")))
+            named = [path for path in [root / pattern] if os.path.lexists(path)]  # whose name looks like a pattern
+            matches = sorted(root.glob(pattern.rstrip("/"))) or named
         except (ValueError, NotImplementedError, OSError) as error:
             raise UsageError(f"ship: {pattern!r} is not a pattern: {error}") from None
         literal = not _WILDCARDS.intersection(PurePosixPath(pattern).name)

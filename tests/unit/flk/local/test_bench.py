@@ -10,6 +10,7 @@ import pytest
 
 from flk.errors import UsageError
 from flk.local.bench import BenchResult, bench_job, kept_results, measured
+from flk.manifest.files import select_files
 from flk.spec.job import Job
 from flk_plan.bench.__main__ import faster
 from flk_plan.bench.cases import first_cause
@@ -72,11 +73,21 @@ def test_the_faster_of_two_rounds_counts_and_an_error_in_either() -> None:
 
 def test_the_job_measures_in_the_same_pods_and_leaves_checkpoints_alone() -> None:
     job = Job(command="train.py --lr 1", replicas=2, strategy="auto", checkpoint="data:/x", elastic="1:2")  # type: ignore[arg-type]
-    made = bench_job(job, ["FULL_SHARD", "ddp"], steps=5, timeout=60)
+    made = bench_job(job, ["FULL_SHARD", "ddp"], root=Path(), steps=5, timeout=60)
     request = {"strategies": ["full_shard", "ddp"], "steps": 5, "timeout": 60}
     assert made.command == ["-m", "flk_plan.bench", json.dumps(request), "train.py", "--lr", "1"]
     assert (made.replicas, made.checkpoint, made.elastic, made.restarts) == (2, None, None, 0)
     assert made.ship == ["train.py"]
     for name in ("zero3", "diloco", "auto", "none"):
         with pytest.raises(UsageError, match="--strategies"):
-            bench_job(job, [name], steps=5, timeout=60)
+            bench_job(job, [name], root=Path(), steps=5, timeout=60)
+
+
+@pytest.mark.parametrize("written", ["{}/.b/train [1].py", "./.b/train [1].py"])
+def test_the_script_travels_however_its_path_is_written(tmp_path: Path, written: str) -> None:
+    for name in (".b/train [1].py", ".b/train 1.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    made = bench_job(Job(command=[written.format(tmp_path)]), [], root=tmp_path, steps=5, timeout=60)
+    assert made.command[3:] == [".b/train [1].py"]
+    assert ".b/train [1].py" in select_files(made, tmp_path).files

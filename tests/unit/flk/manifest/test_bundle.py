@@ -175,11 +175,12 @@ def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py")
     git("init", "-q")
     git("add", "-A")
-    write("data/a.json", "data/b.txt", "data/deep/c.json", "other.json")
+    write("data/a.json", "data/b.txt", "data/deep/c.json", "other.json", "a[1].txt")
     added = {
         "data/*.json": ["data/a.json"],
         "data/**/*.json": ["data/a.json", "data/deep/c.json"],
         "data/": ["data/a.json", "data/b.txt", "data/deep/c.json"],
+        "a[1].txt": ["a[1].txt"],
     }
     for pattern, files in added.items():
         assert make_bundle(job(ship=[pattern]), tmp_path).files == (*files, "train.py")
