@@ -127,7 +127,7 @@ def _variable(name: str) -> str:
 
 def _covers(entry: str, host: str, netloc: str) -> bool:
     """Return whether an entry of $NO_PROXY means a host: ``*``, a domain, an address or a network."""
-    if entry in ("*", host, netloc) or host.endswith("." + entry.removeprefix("*").lstrip(".")):
+    if entry in ("*", host, f"[{host}]", netloc) or host.endswith("." + entry.removeprefix("*").lstrip(".")):
         return True
     try:
         return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)

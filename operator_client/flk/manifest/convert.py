@@ -64,7 +64,7 @@ def convert(text: str, source: str) -> Converted:
 def _jobs_in(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the PyTorchJobs in a document, also those inside of another object, such as an AppWrapper or a List."""
     if isinstance(value, dict):
-        if value.get("kind") == PyTorchJob.kind and _PODS in (value.get("spec") or {}):
+        if value.get("kind") == PyTorchJob.kind and isinstance(spec := value.get("spec"), dict) and _PODS in spec:
             yield value
             return
         value = [*value.values()]
@@ -231,7 +231,7 @@ class _Conversion:
         taken = [volume.get("name") for volume in spec.get("volumes", [])]
         names = {name: next(new for n in count(1) if (new := name + n * "-data") not in taken) for name in own}
         parts = [part for user in users for key in user if key.startswith("volume") for part in user[key]]
-        for part in [part for part in parts if part.get("name") in names]:
+        for part in [part for part in parts if str(part.get("name")) in names]:
             part["name"] = names[part["name"]]
 
     def _keep_security(
@@ -311,7 +311,7 @@ class _Conversion:
         env: dict[str, str] = {}
         kept = []
         # As in Kubernetes, the last one of a name counts.
-        for variable in {each.get("name"): each for each in self._mappings(path, given)}.values():
+        for variable in {str(each.get("name")): each for each in self._mappings(path, given)}.values():
             name, value = variable.get("name"), variable.get("value")
             source = self._mapping(f"{path}[{name}].valueFrom", variable.get("valueFrom"))
             secret = self._mapping(f"{path}[{name}].valueFrom.secretKeyRef", source.get("secretKeyRef"))

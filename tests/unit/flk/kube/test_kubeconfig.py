@@ -521,6 +521,16 @@ def test_an_address_of_ipv6_that_lacks_a_bracket_is_told_with_the_first_request(
         JobClient.connect().get_job("gpt")
 
 
+@pytest.mark.parametrize("entry", ["fd00::7", "[fd00::7]", "fd00::/8"])
+def test_an_address_of_ipv6_that_gets_no_proxy_may_have_brackets(
+    use: Any, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", entry)
+    use(config() | {"clusters": [{"name": "c", "cluster": {"server": "https://[fd00::7]:6443"}}]})
+    assert connect().pool.proxy is None
+
+
 def test_proxy_of_the_kubeconfig(use: Any) -> None:
     cluster = {"server": "https://here.example", "proxy-url": "http://anna:a%3Ab@other.example:8080"}
     use(config() | {"clusters": [{"name": "c", "cluster": cluster}]})

@@ -541,7 +541,7 @@ SHAPES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "Worker.template.spec.containers: none of 0 is named pytorch": ((), {}),
     "containers[0]: must be a mapping": (("template", "spec", "containers"), ["x"]),
     ".env: must be a list": (("template", "spec", "containers", 0, "env"), {"A": "b"}),
-    ".env: a variable has no name": (("template", "spec", "containers", 0, "env"), [{"value": "b"}]),
+    ".env: a variable has no name": (("template", "spec", "containers", 0, "env"), [{"name": ["b"]}]),
     ".resources: must be a mapping": (("template", "spec", "containers", 0, "resources"), ["cpu"]),
     ".volumeMounts: must be a list": (("template", "spec", "containers", 0, "volumeMounts"), {"a": "/a"}),
     ".volumes[0]: must be a mapping": (("template", "spec", "volumes"), ["x"]),
@@ -653,9 +653,16 @@ def test_roles_that_differ_are_refused_with_the_place() -> None:
         assert f"Master and Worker differ in {place}: all pods of a job are equal" in str(caught.value)
 
 
-def test_a_file_without_a_pytorchjob_is_refused() -> None:
+@pytest.mark.parametrize("text", ["kind: Job\n", "kind: PyTorchJob\nspec: 5\n"])
+def test_a_file_without_a_pytorchjob_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"old\.yaml: has 0 PyTorchJobs: expected one"):
-        convert("kind: Job\n", "old.yaml")
+        convert(text, "old.yaml")
+
+
+def test_a_name_of_a_volume_that_is_no_text_is_left_to_the_api_server() -> None:
+    mounts = [{"name": [5], "mountPath": "/x"}]
+    job = fields(manifest(container={"volumeMounts": mounts}))
+    assert job["patch"]["spec"]["containers"][0]["volumeMounts"] == mounts
 
 
 def test_the_command_prints_a_job_file_that_submit_takes(run: Run, tmp_path: Path) -> None:
