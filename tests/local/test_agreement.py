@@ -199,6 +199,10 @@ def in_the_same(run, head, optimizer):
     optimizer.add_param_group({"params": head.parameters()})
     return optimizer
 
+def without_one(run, head, optimizer):
+    optimizer.param_groups[1]["params"].pop()
+    return optimizer
+
 def registered(run, head, optimizer):
     own = separate(run, head, optimizer)
     run.register("own", flk.per_rank(own))
@@ -245,7 +249,9 @@ with group():
             words = "parameter 16 of AdamW 0, of shape (1, 11), in no model of parallelize, has other values"
             refused(words, lambda: trained(run, in_the_same, not_averaged))
         with init(strategy, checkpoint={str(tmp_path)!r} + "/" + strategy + "-grown") as run:
-            refused("a group was added to AdamW after parallelize", lambda: trained(run, in_the_same))
+            refused("the groups of AdamW were changed after parallelize", lambda: trained(run, in_the_same))
+        with init(strategy, checkpoint={str(tmp_path)!r} + "/" + strategy + "-smaller") as run:
+            refused("the groups of AdamW were changed after parallelize", lambda: trained(run, without_one))
 """
     )
     ranks(script, 2)

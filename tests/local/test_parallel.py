@@ -134,3 +134,28 @@ dist.destroy_process_group()
 
 def test_buckets_stay_the_same_also_after_a_restart(ranks: Ranks, tmp_path: Path) -> None:
     ranks(BUCKETS, 3, {"BASE": f"{tmp_path}/"})
+
+
+def test_a_sharded_model_may_hold_tensors_of_any_dtype_and_its_norms_are_printed(ranks: Ranks) -> None:
+    script = """
+        import os, torch, flk_runtime as flk
+        with flk.init(device="cpu", strategy="full_shard", log_every=1) as run:
+            model = torch.nn.Linear(4, 1)
+            for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn, torch.complex64, torch.bool):
+                model.register_buffer(str(dtype)[6:], torch.full((3,), 1 - run.rank).to(dtype))
+            model.frozen = torch.nn.Parameter(torch.ones(()).to(torch.float8_e4m3fn).reshape(1), requires_grad=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = run.parallelize(model, optimizer)
+            assert all(buffer.float().eq(1).all() for name, buffer in model.named_buffers() if name != "complex64")
+            model(torch.ones(2, 4)).sum().backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            assert run.mean(norm) == norm.item()
+            run.step(norm=norm, norms={"of": [norm]})
+            run.log(weight=model.weight)
+    """
+    first, _ = ranks(script, 2)
+    step, logged = map(json.loads, first.lines)
+    assert step["norm"] == pytest.approx(20**0.5)
+    assert step["norms"] == {"of": [step["norm"]]}
+    assert len(logged["weight"]) == 4

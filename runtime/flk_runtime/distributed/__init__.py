@@ -6,7 +6,7 @@ Everything here needs torch and, unless it says otherwise, an open process group
 checkpoint, parallel) and `training` and `check` import it; the launcher may not.
 """
 
-from flk_runtime.distributed.broadcast_state import synchronize
+from flk_runtime.distributed.broadcast_state import broadcast, synchronize
 from flk_runtime.distributed.collectives import all_reduce
 from flk_runtime.distributed.consistency import (
     check_consistent,
@@ -21,6 +21,7 @@ from flk_runtime.distributed.process_group import comm_device, mean_loss
 
 __all__ = [
     "all_reduce",
+    "broadcast",
     "check_consistent",
     "comm_device",
     "differing",

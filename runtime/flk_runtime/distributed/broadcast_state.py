@@ -7,7 +7,7 @@ DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,15 +46,20 @@ def synchronize(tree: T, root: int = 0) -> T:
     if sent:
         dist.broadcast_object_list(sent, src=root)
     tensors = leaves([_tensors(leaf) for leaf in leaves(tree) if isinstance(leaf, (nn.Module, torch.Tensor))])
-    for bucket in collectives.split({id(tensor): tensor for tensor in tensors}.values()):
+    broadcast({id(tensor): tensor for tensor in tensors}.values(), root)
+    numbers = iter(sent)
+    return map_leaves(tree, lambda leaf: next(numbers) if collectives.is_number(leaf) else leaf)
+
+
+def broadcast(tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+    """Give all ranks the elements of rank ``root``'s tensors, which are as large everywhere. Collective."""
+    for bucket in collectives.split(tensors):
         flat = collectives.pack(bucket)
         elements = flat.to(comm_device(flat.device))
         if elements.numel():
             dist.broadcast(elements.view(torch.uint8), src=root)  # as bytes: no backend supports every dtype
         if dist.get_rank() != root:
             collectives.unpack(elements.to(flat.device), bucket)
-    numbers = iter(sent)
-    return map_leaves(tree, lambda leaf: next(numbers) if collectives.is_number(leaf) else leaf)
 
 
 def check_alike(call: str, tree: object) -> None:

@@ -140,11 +140,17 @@ def mean_loss(closure: Callable[[], Any]) -> Any:
     return loss
 
 
+def full(value: T) -> T:
+    """The full tensor, gathered from the shards of a DTensor; any other value as it is. Collective among its ranks."""
+    found: T = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found
+
+
 def _flat(numbers: Numbers) -> torch.Tensor:
     """Float64 of shape (count,), on the device of collectives."""
     if isinstance(numbers, Sequence):
         numbers = [float(number.detach() if isinstance(number, torch.Tensor) else number) for number in numbers]
-    return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
+    return torch.as_tensor(full(numbers), dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
 
 
 def leave(*, at_once: bool) -> None:

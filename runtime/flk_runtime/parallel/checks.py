@@ -77,6 +77,11 @@ def check_shardable(model: nn.Module, cause: str) -> None:
                 f"{name!r} has no elements, which {cause} cannot shard: freeze it with requires_grad_(False), or use "
                 "strategy ddp without precision="
             )
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise SetupError(
+                f"{name!r} has a hook for its gradient, which {cause} would drop with the whole parameter: call "
+                "register_post_accumulate_grad_hook after parallelize, or use strategy ddp without precision="
+            )
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise SetupError(

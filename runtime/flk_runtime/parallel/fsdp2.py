@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.distributed import parameters_in
+from flk_runtime.distributed import broadcast, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
@@ -135,8 +135,7 @@ class FSDP2Model(ParallelModel):
     def _send_buffers(self, *_: Any) -> None:
         """Send rank 0's buffers before those forward passes before which DDP does."""
         if self._sends:
-            for name in self._tied:
-                dist.broadcast(self.model.get_buffer(name), src=0)
+            broadcast(self.model.get_buffer(name) for name in self._tied)
         self._sends = self._syncs and torch.is_grad_enabled()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

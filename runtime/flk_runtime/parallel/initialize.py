@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from flk_runtime import distributed
 from flk_runtime.checkpoint import is_sharded
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -60,6 +60,7 @@ def place(
     Those on the meta device, and those that are sharded, stay as they are. ``moved``: where buffers of the model have
     been moved, which several modules may share.
     """
+    sent: list[torch.Tensor] = []
     for module in modules:
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
@@ -69,8 +70,9 @@ def place(
                     tensor.data = tensor.data.to(device)  # the same object: it may be tied
                 else:
                     tensor = module._buffers[name] = moved.setdefault(tensor, tensor.to(device))
-                if broadcast:
-                    dist.broadcast(tensor.data, src=0)
+                sent.append(tensor)
+    if broadcast:
+        distributed.broadcast(sent)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
@@ -125,9 +127,7 @@ def initialize(parallel: ParallelModel, init: Initializer | None, names: Collect
         if parameter is not parameters[name]:
             raise SetupError(f"init= puts another tensor in the place of {name!r}: set the values of the parameter")
     if broadcast:
-        for tensor in after.values():
-            if not whole.is_sharded(tensor):
-                dist.broadcast(tensor.data, src=0)
+        distributed.broadcast(tensor for tensor in after.values() if not whole.is_sharded(tensor))
     unset = [name for name, (tensor, version) in before.items() if _is_unset(after[name], tensor, version)]
     if found := sorted({name for names_of_rank in process_group.all_gather(unset) for name in names_of_rank}):
         raise SetupError(f"init= leaves {found[0]!r} of the model unset, which is on the meta device: set its values")
@@ -197,7 +197,7 @@ class _WholeParameters(TorchFunctionMode):
             if unused and self._has_view(full):
                 continue
             if self._broadcast:
-                dist.broadcast(full, src=0)
+                distributed.broadcast([full])
             parameter = self._sharded[key]
             parameter.copy_(self._parallel.local_shard(parameter, full))
             del self._open[key], self._aliases[address]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded, module_state, parameters_of
+from flk_runtime.distributed.process_group import full
 
 
 class ParallelModel:
@@ -71,12 +72,6 @@ class ParallelModel:
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""
         return full
-
-
-def full(value: Any) -> torch.Tensor:
-    """A full tensor, gathered from the shards of a DTensor. Collective among its ranks."""
-    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return found
 
 
 def local(value: Any) -> torch.Tensor:

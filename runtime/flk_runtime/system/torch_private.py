@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
 
 
 def default_store() -> Any:
@@ -49,6 +50,18 @@ def assign_buckets(module: DistributedDataParallel) -> None:
     ddp._ddp_init_helper(parameters, sparse, names, static_graph=False)
     ddp.reducer._push_all_rebuilt_params()
     ddp._has_rebuilt_buckets = bool(ddp.reducer._rebuild_buckets())
+
+
+def complete_optimizer(optimizer: Optimizer) -> None:
+    """Give an optimizer whose constructor does not call torch's, as many wrappers of another one do, its hooks.
+
+    May go when register_step_pre_hook works without.
+    """
+    from torch.optim import Optimizer
+
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        optimizer.defaults = getattr(optimizer, "defaults", {})
+        Optimizer.__setstate__(optimizer, {})
 
 
 def flight_recorder(name: str) -> Callable[..., Any] | None:

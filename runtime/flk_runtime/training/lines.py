@@ -14,7 +14,7 @@ import torch
 from flk_runtime.distributed import process_group
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import mfu
-from flk_runtime.system.pytree import plain_value
+from flk_runtime.system.pytree import map_leaves, plain_value
 
 _ENCODER: Final = json.JSONEncoder(default=str, allow_nan=False)
 
@@ -50,7 +50,8 @@ class Lines:
         self.log(values)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Print a line of the script."""
+        """Print a line of the script. All ranks gather what is sharded, such as a norm that torch has clipped to."""
+        values = map_leaves(dict(values), process_group.full)
         if self._rank:
             return
         line = Line(time.time(), _read(values))

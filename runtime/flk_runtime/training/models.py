@@ -30,6 +30,7 @@ from flk_runtime.parallel import (
     parallelize,
 )
 from flk_runtime.preflight.bootstrap import compare_options
+from flk_runtime.system.torch_private import complete_optimizer
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
 from flk_runtime.training.lines import Metrics
@@ -49,8 +50,8 @@ class Models:
         self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._registered: list[nn.Module] = []  # modules that are saved beside the models
-        # The optimizers that the script has handed over, with the number of groups that a restart restores.
-        self._optimizers: dict[Optimizer, int] = {}
+        # The optimizers that the script has handed over, with the sizes of the groups that a restart restores.
+        self._optimizers: dict[Optimizer, list[int]] = {}
         self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
         communicates = context.options.strategy != "none"
         self._has_registered = self._said_unsaved = False
@@ -111,6 +112,7 @@ class Models:
         saved: Stateful | DistributedStateful = thing
         of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(thing, Optimizer):
+            _check_optimizers([thing])
             self._hand_over(thing)
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards) or placed(thing, self._modules())
@@ -128,12 +130,12 @@ class Models:
 
     def check_step(self) -> None:
         """Raise SetupError if the state of an optimizer would not be restored, or ranks train apart."""
-        for optimizer, groups in self._optimizers.items():
-            if len(optimizer.param_groups) != groups and self._saves.manager.can_save:
+        for optimizer, sizes in self._optimizers.items():
+            if [len(group["params"]) for group in optimizer.param_groups] != sizes and self._saves.manager.can_save:
                 raise SetupError(
-                    f"a group was added to {type(optimizer).__name__} after parallelize or run.register, where a "
-                    "restart restores it, which would fail: add all groups before, and freeze their parameters until "
-                    "they are trained"
+                    f"the groups of {type(optimizer).__name__} were changed after parallelize or run.register, where a "
+                    "restart restores them, which would fail: add all groups and parameters before, and freeze those "
+                    "that are not trained"
                 )
         if not self._said_unsaved:
             self._say_unsaved()
@@ -205,7 +207,7 @@ class Models:
     def _hand_over(self, optimizer: Optimizer) -> None:
         """Look at the steps of an optimizer that the script has handed over."""
         known = optimizer in self._optimizers
-        self._optimizers[optimizer] = len(optimizer.param_groups)
+        self._optimizers[optimizer] = [len(group["params"]) for group in optimizer.param_groups]
         if known:
             return
         hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
@@ -245,6 +247,7 @@ def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(optimizer).__name__}")
+        complete_optimizer(optimizer)
 
 
 def _agreed(argument: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from flk_runtime.system.pytree import leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
+
+_EXTRA_STATE: Final = "_extra_state"  # torch's name for what nn.Module.get_extra_state returns
 
 
 class ModuleState(DistributedStateful):
@@ -62,15 +65,24 @@ class ModuleState(DistributedStateful):
     def load_state(self, saved: SavedObject) -> None:
         if not isinstance(self._module, Parts) and (unexpected := saved.entry_not_in(self.entries())):
             raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
-        self.read(saved)
+        checkpoint, own = saved.checkpoint, self.entries()
+        # An extra state is what its module makes of it: the saved one may be of another shape, or no tensor.
+        names = {key: f"{saved.name}.{key}" for key in own if key.rpartition(".")[2] == _EXTRA_STATE}
+        extra = {key: checkpoint.empty(name) for key, name in names.items() if checkpoint.shape(name) is not None}
+        placed = {key: value.to(getattr(own[key], "device", "cpu")) for key, value in extra.items()}
+        self.read(saved, {**dict.fromkeys(names), **placed})
 
-    def read(self, saved: SavedObject) -> None:
-        """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
-        state = self.entries()
+    def read(self, saved: SavedObject, extra: Mapping[str, torch.Tensor | None] | None = None) -> None:
+        """Load as `load_state` does, where ``saved`` may have entries that the module does not have.
+
+        ``extra``: what extra states are read into; None for those that are no tensors. Without it, only tensors are
+        loaded.
+        """
+        state = {**self.entries(), **(extra or {})}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         plain = saved.state_dict() if saved.plain else {}
-        self._set(tensors, {key: plain[key] for key in state if key not in tensors})
+        self._set(tensors, {key: plain[key] for key in state if key not in tensors and extra is not None})
 
     def entries(self) -> dict[str, Any]:
         """The tensors and values that are saved, by the names of the user's module."""

@@ -31,6 +31,7 @@ from flk_runtime.checkpoint.state import (
     SplitState,
     chunks_of,
     has_tensors,
+    split_tensors,
 )
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.checkpoint.values import Path, name_of
@@ -79,6 +80,7 @@ class OptimizerState(DistributedStateful):
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
+        self._tables: list[tuple[dict[str, Any], list[str]]] = []  # of the modules, with the names in each then
         self._loaded: list[dict[str, Any]] = []  # the groups that were restored
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
@@ -169,25 +171,35 @@ class OptimizerState(DistributedStateful):
     def held_alike(self) -> dict[str, torch.Tensor]:
         if self._of_parts:
             return {}
-        whole = {own: each for each, own in self.names().items() if each.requires_grad and not is_sharded(each)}
+        parameters = {own: each for each, own in self.names().items() if each.requires_grad}
+        found = {f"the parameter {own!r}": each.detach() for own, each in parameters.items()}
+        state = _read(self.optimizer).state
+        states = {own: state.get(each) or {} for own, each in parameters.items()}
+        tensors, values = split_values(states.items())
+        held = tensors | {chunk.path: chunk.tensor for chunk in split_tensors(values, ()).chunks}
+        shards = _shards(self.optimizer, parameters, states)
+        found |= {f"{name_of(path[1:])!r} of {path[0]!r}": each for path, each in held.items() if path not in shards}
         # Sorted, since the optimizers of other ranks may have the parameters in another order.
-        found = {f"the parameter {own!r}": each.detach() for own, each in sorted(whole.items())}
-        states = _read(self.optimizer).state
-        for own, each in sorted(whole.items()):
-            for key, value in sorted((states.get(each) or {}).items()):
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided:
-                    found[f"{key!r} of {own!r}"] = value
-        return found
+        return {
+            key: value
+            for key, value in sorted(found.items(), key=lambda pair: pair[0])
+            if not is_sharded(value) and value.layout is torch.strided
+            if value.is_floating_point() or value.is_complex()
+        }
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
         parameters = parameters_in(self.optimizer)
-        if list(map(id, parameters)) != list(map(id, self._names)):
+        # Pruning and parametrizations give a parameter another name.
+        is_renamed = any(list(table) != before for table, before in self._tables)
+        if is_renamed or list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
                 prefix = f"{key}." if len(self._modules) > 1 else ""
                 for name, parameter in parameters_of(module).items():
                     names.setdefault(id(parameter), prefix + name)
+            children = (child for module in self._modules.values() for child in module.modules())
+            self._tables = [(child._parameters, list(child._parameters)) for child in children]
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
@@ -312,12 +324,12 @@ def load_as_saved(
 
 def split_values(
     states: Iterable[tuple[str, Mapping[str, Any]]],
-) -> tuple[dict[tuple[str, ...], torch.Tensor], dict[str, dict[str, Any]]]:
+) -> tuple[dict[Path, torch.Tensor], dict[str, dict[str, Any]]]:
     """The tensors of parameters' states by name and key, and the other values. A number is a tensor with its type.
 
     ``states`` are pairs of a parameter's name and its state.
     """
-    tensors: dict[tuple[str, ...], torch.Tensor] = {}
+    tensors: dict[Path, torch.Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
     for own, state in states:
         for key, value in state.items():

@@ -36,7 +36,7 @@ def open_destination(place: str) -> Destination:
         from flk_runtime.checkpoint.storage.s3 import S3Destination
 
         return S3Destination(place)
-    return FolderDestination(Path(place))
+    return FolderDestination(Path(place).absolute())  # a script may change its working directory
 
 
 def is_shared(folder: Path) -> bool:

@@ -24,11 +24,25 @@ def sparse(trained: bool = True) -> nn.Module:
     return layer
 
 
+def masked() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    return layer
+
+
+def reduced() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.bias.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (empty, "'x.nothing' has no elements, which strategy full_shard cannot shard"),
         (sparse, "'x' has sparse gradients, which strategy full_shard cannot reduce"),
+        (masked, "'x.weight' has a hook for its gradient, which strategy full_shard would drop"),
+        (reduced, "'x.bias' has a hook for its gradient, which strategy full_shard would drop"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_by_name(make: Callable[[], nn.Module], words: str) -> None:

@@ -1,4 +1,4 @@
-"""The state of a module whose buffers change their shape, and of one without parameters."""
+"""The state of a module whose buffers or extra state change their shape, and of one without parameters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint import ModuleState
+from flk_runtime.checkpoint import ModuleState, chunks_of
 from flk_runtime.errors import MismatchError
+from tests.support.saved import saved
 
 
 class Bank(nn.Module):
@@ -31,6 +32,40 @@ def test_a_buffer_that_a_restart_could_not_load_is_refused_when_its_shape_has_ch
     bank[0].add(1.0)
     with pytest.raises(MismatchError, match=r"the buffer '0\.rows' of model has the shape \(1, 2\), and had \(0, 2\)"):
         state.save_state("model")
+
+
+class Scales(nn.Module):
+    """A layer with an extra state of its own: none at first, then a tensor that grows."""
+
+    def __init__(self, *seen: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen = [*seen]
+
+    def get_extra_state(self) -> torch.Tensor | None:
+        return torch.tensor(self.seen) if self.seen else None
+
+    def set_extra_state(self, state: torch.Tensor | None) -> None:
+        self.seen = [] if state is None else state.tolist()
+
+
+@pytest.mark.parametrize("before", [(), (1.0,), (1.0, 2.0)])
+@pytest.mark.parametrize("after", [(), (3.0,)])
+def test_an_extra_state_may_become_a_tensor_and_have_another_shape(
+    before: tuple[float, ...], after: tuple[float, ...]
+) -> None:
+    restored = nn.Sequential(Scales(*after))
+    ModuleState(restored).load_state(saved("model", ModuleState(nn.Sequential(Scales(*before)))))
+    assert restored[0].seen == [*before]
+
+
+def test_weights_of_a_module_with_an_extra_state_are_loaded_without_it() -> None:
+    module = Scales()
+    weights = saved("model", ModuleState(nn.Linear(1, 1)))
+    weights.checkpoint.add(chunks_of(("model", "layer.weight"), torch.full((1, 1), 7.0)))  # type: ignore[attr-defined]
+    weights.checkpoint.add(chunks_of(("model", "layer.bias"), torch.zeros(1)))  # type: ignore[attr-defined]
+    ModuleState(module).read(weights)
+    assert (module.layer.weight.item(), module.seen) == (7.0, [])
 
 
 def test_ranks_hold_a_module_without_parameters_alike() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
@@ -167,3 +169,30 @@ def test_what_ranks_compare_does_not_depend_on_the_order_of_parameters() -> None
     other = in_groups("cab")(net)
     first, second = (list(OptimizerState(each, {"model": net}).held_alike()) for each in (optimizer, other))
     assert [name for name in first if name.startswith("the parameter")] == second
+
+
+def test_what_ranks_compare_has_the_tensors_and_numbers_in_other_values_and_complex_ones() -> None:
+    layer = nn.Linear(2, 2, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    past = {"past": deque([torch.ones(2), torch.ones(2, dtype=torch.int64)]), "scale": 0.5, "step": 3}
+    optimizer.state[layer.bias] = past
+    held = OptimizerState(optimizer, {"model": layer}).held_alike()
+    assert list(held) == [
+        "'past.0' of 'bias'",
+        "'scale.float' of 'bias'",
+        "the parameter 'bias'",
+        "the parameter 'weight'",
+    ]
+
+
+def test_a_parameter_that_pruning_has_renamed_has_its_state_under_the_new_name() -> None:
+    first = trained(adam)
+    adapter = OptimizerState(first[1], {"model": first[0]})
+    saved("optimizer", adapter)
+    prune.l1_unstructured(first[0].get_submodule("b"), "weight", amount=0.5)
+    state = saved("optimizer", adapter)
+    net = Net("abc")
+    optimizer = adam(net)
+    prune.l1_unstructured(net.get_submodule("b"), "weight", amount=0.5)
+    OptimizerState(optimizer, {"model": net}).load_state(state)
+    assert moments(net, optimizer) == moments(*first)

@@ -21,7 +21,7 @@ from flk_runtime.checkpoint.storage.manifest import (
     read_pointer,
     step_name,
 )
-from flk_runtime.checkpoint.storage.restore import find_newest
+from flk_runtime.checkpoint.storage.restore import find_newest, open_destination
 from flk_runtime.shared.shard_file import ShardHeader
 
 MANIFEST = Manifest(30, 2, {"__0_0.distcp": StoredFile(11, 22)}, {"job": "gpt", "torch": "2.13"})
@@ -122,3 +122,14 @@ def test_a_damaged_checkpoint_does_not_count_among_those_that_stay(folder: Path,
     assert destination.steps() == left
     writer.write(ShardHeader(41, 1, 0, (), {}), ())
     assert destination.steps() == [step, 41]
+
+
+def test_a_folder_stays_where_it_is_when_a_script_changes_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    destination = open_destination("checkpoints")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    destination.prepare()
+    assert (tmp_path / "checkpoints").is_dir()
