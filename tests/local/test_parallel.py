@@ -159,3 +159,20 @@ def test_a_sharded_model_may_hold_tensors_of_any_dtype_and_its_norms_are_printed
     assert step["norm"] == pytest.approx(20**0.5)
     assert step["norms"] == {"of": [step["norm"]]}
     assert len(logged["weight"]) == 4
+
+
+def test_two_forward_passes_before_a_backward_pass_send_buffers_each(ranks: Ranks) -> None:
+    """Sending them is no change that autograd has to know: the first pass has kept them for its backward pass."""
+    script = """
+        import torch, flk_runtime as flk
+        with flk.init(device="cpu", strategy="full_shard") as run:
+            model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+            model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for step in range(2):
+                values = torch.arange(12.0).view(3, 4) * (1 + run.rank)
+                (model(values) * model(values.flip(0))).sum().backward()
+                optimizer.step()
+                run.step()
+            assert run.steps == 2
+    """
+    ranks(script, 2)

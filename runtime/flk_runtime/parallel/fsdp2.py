@@ -135,7 +135,8 @@ class FSDP2Model(ParallelModel):
     def _send_buffers(self, *_: Any) -> None:
         """Send rank 0's buffers before those forward passes before which DDP does."""
         if self._sends:
-            broadcast(self.model.get_buffer(name) for name in self._tied)
+            # Not a change to autograd: a forward pass before this one may have kept them for its backward pass.
+            broadcast(self.model.get_buffer(name).data for name in self._tied)
         self._sends = self._syncs and torch.is_grad_enabled()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -70,7 +70,7 @@ def place(
                     tensor.data = tensor.data.to(device)  # the same object: it may be tied
                 else:
                     tensor = module._buffers[name] = moved.setdefault(tensor, tensor.to(device))
-                sent.append(tensor)
+                sent.append(tensor.data)
     if broadcast:
         distributed.broadcast(sent)
 
@@ -127,7 +127,7 @@ def initialize(parallel: ParallelModel, init: Initializer | None, names: Collect
         if parameter is not parameters[name]:
             raise SetupError(f"init= puts another tensor in the place of {name!r}: set the values of the parameter")
     if broadcast:
-        distributed.broadcast(tensor for tensor in after.values() if not whole.is_sharded(tensor))
+        distributed.broadcast(tensor.data for tensor in after.values() if not whole.is_sharded(tensor))
     unset = [name for name, (tensor, version) in before.items() if _is_unset(after[name], tensor, version)]
     if found := sorted({name for names_of_rank in process_group.all_gather(unset) for name in names_of_rank}):
         raise SetupError(f"init= leaves {found[0]!r} of the model unset, which is on the meta device: set its values")
