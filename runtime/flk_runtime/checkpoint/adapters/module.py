@@ -112,19 +112,17 @@ class ModuleState(DistributedStateful):
         }
 
     def _set(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-        """Have the module take ``plain``, and those of ``tensors`` that are not its own. The others are set."""
-        own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
-        rest = {key: value for key, value in tensors.items() if _address(value) not in own} | plain
-        if rest:
-            names = {user_name(self._module, each): each for each in self._module.state_dict()}
-            self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)
+        """Have the module load these, its own tensors too: it may compute something from what it loads."""
+        values = tensors | plain
+        state = self._module.state_dict()  # with the versions of the modules, as load_state_dict expects it
+        for name in list(state):
+            if (key := user_name(self._module, name)) in values:
+                state[name] = values[key]
+            else:
+                del state[name]
+        self._module.load_state_dict(state, strict=False)
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
         equal = path[1] in self._equal or isinstance(self._module, Parts)
         offers = equal or is_sharded(value) or process_group.rank() == 0
         return chunks_of(path, value) if offers else []
-
-
-def _address(tensor: torch.Tensor) -> tuple[int, int]:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.data_ptr(), local.numel()

@@ -172,17 +172,18 @@ class OptimizerState(DistributedStateful):
         if self._of_parts:
             return {}
         parameters = {own: each for each, own in self.names().items() if each.requires_grad}
-        found = {f"the parameter {own!r}": each.detach() for own, each in parameters.items()}
+        # Sorted, since the optimizers of other ranks may have the parameters in another order.
+        found = {f"the parameter {own!r}": each.detach() for own, each in sorted(parameters.items())}
         state = _read(self.optimizer).state
         states = {own: state.get(each) or {} for own, each in parameters.items()}
         tensors, values = split_values(states.items())
         held = tensors | {chunk.path: chunk.tensor for chunk in split_tensors(values, ()).chunks}
         shards = _shards(self.optimizer, parameters, states)
-        found |= {f"{name_of(path[1:])!r} of {path[0]!r}": each for path, each in held.items() if path not in shards}
-        # Sorted, since the optimizers of other ranks may have the parameters in another order.
+        for path in sorted(held.keys() - shards, key=name_of):
+            found[f"{name_of(path[1:])!r} of {path[0]!r}"] = held[path]
         return {
             key: value
-            for key, value in sorted(found.items(), key=lambda pair: pair[0])
+            for key, value in found.items()
             if not is_sharded(value) and value.layout is torch.strided
             if value.is_floating_point() or value.is_complex()
         }

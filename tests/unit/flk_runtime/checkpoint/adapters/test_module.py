@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,31 @@ def test_weights_of_a_module_with_an_extra_state_are_loaded_without_it() -> None
     weights.checkpoint.add(chunks_of(("model", "layer.bias"), torch.zeros(1)))  # type: ignore[attr-defined]
     ModuleState(module).read(weights)
     assert (module.layer.weight.item(), module.seen) == (7.0, [])
+
+
+class Inverse(nn.Module):
+    """Computes something from what it loads, and takes a state of another version for one of another meaning."""
+
+    _version = 2
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value))
+        self.inverse = 1 / value
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *others: Any) -> None:
+        assert metadata["version"] == 2
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+        self.inverse = 1 / self.value.item()
+
+
+def test_a_module_computes_from_what_is_restored_what_it_computes_from_what_it_loads() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), Inverse(2.0))
+    module[0].register_load_state_dict_post_hook(lambda *_: told.append(module[0].bias.item()))
+    told: list[float] = []
+    before = nn.Sequential(nn.Linear(1, 1), Inverse(4.0))
+    ModuleState(module).load_state(saved("model", ModuleState(before)))
+    assert (module[1].value.item(), module[1].inverse, told) == (4.0, 0.25, [before[0].bias.item()])
 
 
 def test_ranks_hold_a_module_without_parameters_alike() -> None:

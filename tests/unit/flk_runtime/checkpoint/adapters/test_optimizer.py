@@ -178,10 +178,10 @@ def test_what_ranks_compare_has_the_tensors_and_numbers_in_other_values_and_comp
     optimizer.state[layer.bias] = past
     held = OptimizerState(optimizer, {"model": layer}).held_alike()
     assert list(held) == [
-        "'past.0' of 'bias'",
-        "'scale.float' of 'bias'",
         "the parameter 'bias'",
         "the parameter 'weight'",
+        "'past.0' of 'bias'",
+        "'scale.float' of 'bias'",
     ]
 
 
