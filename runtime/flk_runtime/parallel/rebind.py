@@ -41,7 +41,12 @@ def rebind_optimizers(
     Raises SetupError if ``strict`` and an optimizer holds parameters that are not the model's (before ``parallelize``
     is called), if one keeps parameters outside of its groups, or if its state has a form of its own.
     """
-    before = {name: weakref.ref(parameter) for name, parameter in parameters_of(model).items()}
+    # Module.to() cannot move a parameter of another class, such as a quantized one, to which there is a weak reference.
+    before = {
+        name: weakref.ref(parameter)
+        for name, parameter in parameters_of(model).items()
+        if nn.Parameter in type(parameter).__mro__
+    }
     names = [_parameter_names(optimizer, model, strict=strict) for optimizer in optimizers]
     states = [optimizer.state_dict() if optimizer.state else None for optimizer in optimizers]
     for optimizer in optimizers:

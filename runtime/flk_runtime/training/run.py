@@ -190,6 +190,8 @@ class Run(Training):
         called; here, if no loader has given a batch since the latest step. There every ``save_every`` steps a
         checkpoint is written, with what the script has done meanwhile; that raises CheckpointError as `save` does.
         After a pod has received SIGTERM, all ranks save after the same step, and raise SystemExit with code 143.
+        Of several steps with one batch, those after the first end here, and a restart from one goes on with the next
+        batch: to have all of them or none in a checkpoint, call this once for each batch, after the last of them.
         """
         self._check_open("step")
         if self._backward.has_looped:

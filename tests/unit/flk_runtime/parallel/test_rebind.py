@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
@@ -49,3 +50,10 @@ def test_the_step_of_an_optimizer_of_replaced_parameters_is_refused() -> None:
             each.step()
     passed.step()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_a_model_with_parameters_of_another_class_can_be_moved() -> None:
+    model = nn.Linear(2, 2)
+    model.base = nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2)), requires_grad=False)
+    parallel = rebind_optimizers([], model, lambda: ParallelModel(model.to("cpu")), strict=True)
+    assert type(parallel.parameters()["base"]) is TwoTensor
