@@ -192,15 +192,16 @@ class OptimizerState(DistributedStateful):
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
         parameters = parameters_in(self.optimizer)
         # Pruning and parametrizations give a parameter another name.
-        is_renamed = any(list(table) != before for table, before in self._tables)
+        is_renamed = any([*table.keys()] != before for table, before in self._tables)
         if is_renamed or list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
                 prefix = f"{key}." if len(self._modules) > 1 else ""
                 for name, parameter in parameters_of(module).items():
                     names.setdefault(id(parameter), prefix + name)
+            # A scripted module has tables that can be iterated over by keys() only.
             children = (child for module in self._modules.values() for child in module.modules())
-            self._tables = [(child._parameters, list(child._parameters)) for child in children]
+            self._tables = [(child._parameters, [*child._parameters.keys()]) for child in children]
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 

@@ -196,3 +196,10 @@ def test_a_parameter_that_pruning_has_renamed_has_its_state_under_the_new_name()
     prune.l1_unstructured(net.get_submodule("b"), "weight", amount=0.5)
     OptimizerState(optimizer, {"model": net}).load_state(state)
     assert moments(net, optimizer) == moments(*first)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_parameters_of_a_scripted_module_have_their_names() -> None:
+    module = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))  # type: ignore[no-untyped-call]
+    adapter = OptimizerState(torch.optim.SGD(module.parameters(), lr=0.1), {"model": module})
+    assert [*adapter.names().values()] == [*adapter.names().values()] == ["0.weight", "0.bias"]
