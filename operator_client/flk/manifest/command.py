@@ -44,6 +44,8 @@ _ASSIGNMENT: Final = re.compile(r"\w+=")
 _PART: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
+# Or a file that is written here: what looks like a comment in it is a line of the file.
+_KEPT: Final = re.compile(rf"""<<-?[ ]*(['"]?)(\w+)\1(?!\w).*?\n\t*\2(?!\S)|{_QUOTED.pattern}""", re.DOTALL)
 _COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 # In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
 _NO_SETUP: Final = re.compile(
@@ -179,8 +181,7 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     known_options = all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
     if not options or not known_options or not options[-1].endswith("c"):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    if "<<" not in text:  # else what looks like a comment may be a line of a file
-        text = _QUOTED.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    text = _KEPT.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
     text = text.replace("\\\n", " ").strip("; \t\n")
     commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
     try:

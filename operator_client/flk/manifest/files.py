@@ -69,7 +69,8 @@ def select_files(job: Job, root: Path) -> Selection:
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
     listed = _shipped_files(job, root).union(_required_files(job, root))
-    at_home = Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(root)
+    # Where neither $HOME nor the list of users has the folder, it is "~".
+    at_home = (own_home := os.path.expanduser("~")) != "~" and Path(os.path.realpath(own_home)).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
     written = set[str]() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
@@ -321,8 +322,8 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
         if not pattern or pattern.startswith("/") or ".." in PurePosixPath(pattern).parts:
             raise UsageError(f"ship: a pattern is a relative path without '..' (is {pattern!r})")
         try:
-            named = [path for path in [root / pattern] if os.path.lexists(path)]  # whose name looks like a pattern
-            matches = sorted(root.glob(pattern.rstrip("/"))) or named
+            globbed = root.glob(pattern.rstrip("/")) if _WILDCARDS.intersection(pattern) else ()
+            matches = sorted(globbed) or [path for path in [root / pattern] if os.path.exists(path)]  # or of this name
         except (ValueError, NotImplementedError, OSError) as error:
             raise UsageError(f"ship: {pattern!r} is not a pattern: {error}") from None
         literal = not _WILDCARDS.intersection(PurePosixPath(pattern).name)
@@ -330,7 +331,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
         for match in matches:
             path = match.relative_to(root).as_posix()
             if os.path.isdir(match):
-                inner = {f"{path}/{file}" for file in _walk(match)}
+                inner = {str(PurePosixPath(path, file)) for file in _walk(match)}  # of the root itself, without "./"
                 files |= {file for file in inner if not (_looks_secret(root, file) or _leaves(root, file))}
             elif literal or not (_looks_secret(root, path) or _leaves(root, path)):
                 files.add(path)

@@ -163,6 +163,17 @@ def test_nothing_walks_the_home_folder(
         assert "--ship NAME adds" in bundle.left_out[0]
 
 
+def test_a_user_without_a_home_ships_the_whole_folder(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an arbitrary number in a container."""
+    write("train.py", "code/model.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert make_bundle(job(), tmp_path).files == ("code/model.py", "train.py")
+
+
 def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flk.manifest.files.WALK_LIMIT", 3)
     write("train.py", "a", "b")
@@ -181,14 +192,16 @@ def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
         "data/**/*.json": ["data/a.json", "data/deep/c.json"],
         "data/": ["data/a.json", "data/b.txt", "data/deep/c.json"],
         "a[1].txt": ["a[1].txt"],
+        "./": ["a[1].txt", "data/a.json", "data/b.txt", "data/deep/c.json", "other.json"],
     }
     for pattern, files in added.items():
         assert make_bundle(job(ship=[pattern]), tmp_path).files == (*files, "train.py")
 
 
-@pytest.mark.parametrize("pattern", ["", "/etc/passwd", "../x", "nothing*", "a/../../b"])
+@pytest.mark.parametrize("pattern", ["", "/etc/passwd", "../x", "nothing*", "a/../../b", "broken"])
 def test_a_pattern_that_is_none_or_names_nothing_is_refused(tmp_path: Path, write: Write, pattern: str) -> None:
     write("train.py")
+    (tmp_path / "broken").symlink_to("nowhere")
     assert str(error_of(job(ship=[pattern]), tmp_path)).startswith("ship: ")
 
 

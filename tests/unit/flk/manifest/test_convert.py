@@ -168,6 +168,12 @@ def test_a_file_that_a_shell_writes_keeps_the_lines_that_look_like_comments() ->
     assert "#include <a.h>" in fields(manifest(container={"command": ["sh", "-c", text]}))["setup"]
 
 
+@pytest.mark.parametrize("before", ["cat > /tmp/a <<'EOF'\n# a\nEOF", "echo $((1 << 2)) # don't", "cat <<< x"])
+def test_a_comment_after_a_command_is_none_of_its_words(before: str) -> None:
+    command = ["sh", "-c", f"# it's\n{before}\npython /a.py --lr 1  # the training"]
+    assert fields(manifest(container={"command": command}))["command"] == ["/a.py", "--lr", "1"]
+
+
 @pytest.mark.parametrize("first", [{"value": "1"}, {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}])
 def test_of_two_variables_of_a_name_the_last_one_counts_as_in_kubernetes(first: Any) -> None:
     env = [{"name": "A", **first}, {"name": "A", "value": "2"}]
