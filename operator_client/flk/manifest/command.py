@@ -44,9 +44,9 @@ _ASSIGNMENT: Final = re.compile(r"\w+=")
 _PART: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
-# Or a file that is written here: what looks like a comment in it is a line of the file.
+# Or a file that is written here, whose lines are neither commands nor comments.
 _KEPT: Final = re.compile(rf"""<<-?[ ]*(['"]?)(\w+)\1(?!\w).*?\n\t*\2(?!\S)|{_QUOTED.pattern}""", re.DOTALL)
-_COMMAND: Final = re.compile(rf"""(?:{_QUOTED.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
+_COMMAND: Final = re.compile(rf"""(?:{_KEPT.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 # In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
 _NO_SETUP: Final = re.compile(
     r"(?<![&>])&(?![&>])|(?:^|[;&\n])\s*(?:test|\[\[?)\s[^&;\n]*&&\s*(?:cd|export)\s[^&;\n]*[;\n]"

@@ -168,6 +168,12 @@ def test_a_file_that_a_shell_writes_keeps_the_lines_that_look_like_comments() ->
     assert "#include <a.h>" in fields(manifest(container={"command": ["sh", "-c", text]}))["setup"]
 
 
+def test_the_lines_of_a_file_that_a_shell_writes_are_no_commands() -> None:
+    text = "cat > /tmp/a <<EOF\ncd /data\nexport A=1\nexec b\nEOF\npython /code/a.py"
+    job = fields(manifest(container={"command": ["sh", "-c", text]}))
+    assert ("env" in job, f"ln -sf {WORKDIR}/* ." in job["setup"]) == (False, True)
+
+
 @pytest.mark.parametrize("before", ["cat > /tmp/a <<'EOF'\n# a\nEOF", "echo $((1 << 2)) # don't", "cat <<< x"])
 def test_a_comment_after_a_command_is_none_of_its_words(before: str) -> None:
     command = ["sh", "-c", f"# it's\n{before}\npython /a.py --lr 1  # the training"]
