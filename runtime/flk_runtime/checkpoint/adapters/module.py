@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,7 +121,11 @@ class ModuleState(DistributedStateful):
                 state[name] = values[key]
             else:
                 del state[name]
-        self._module.load_state_dict(state, strict=False)
+        load = self._module.load_state_dict
+        taken = inspect.signature(load).parameters.values()
+        # A method of the script's own may take nothing but the state.
+        has_strict = any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in taken)
+        load(state, **({"strict": False} if has_strict else {}))
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
         equal = path[1] in self._equal or isinstance(self._module, Parts)

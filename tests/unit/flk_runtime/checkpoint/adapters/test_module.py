@@ -95,6 +95,22 @@ def test_a_module_computes_from_what_is_restored_what_it_computes_from_what_it_l
     assert (module[1].value.item(), module[1].inverse, told) == (4.0, 0.25, [before[0].bias.item()])
 
 
+class Told(nn.Linear):
+    """A layer with a method of its own, which takes nothing but the state."""
+
+    loads = 0
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        self.loads += 1
+        return super().load_state_dict(state)
+
+
+def test_a_module_is_restored_by_its_own_method_also_if_that_takes_nothing_but_the_state() -> None:
+    before, module = nn.Linear(1, 1), Told(1, 1)
+    ModuleState(module).load_state(saved("model", ModuleState(before)))
+    assert (module.weight.item(), module.loads) == (before.weight.item(), 1)
+
+
 def test_ranks_hold_a_module_without_parameters_alike() -> None:
     metric = nn.BatchNorm1d(2, affine=False)
     held = ModuleState(metric).held_alike()
