@@ -60,7 +60,8 @@ def complete_optimizer(optimizer: Optimizer) -> None:
     from torch.optim import Optimizer
 
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        optimizer.defaults = getattr(optimizer, "defaults", {})
+        if not hasattr(optimizer, "defaults"):  # else it may be a property
+            optimizer.defaults = {}
         Optimizer.__setstate__(optimizer, {})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flk_runtime.system import torch_private
@@ -11,6 +13,29 @@ def test_a_profiler_that_runs_is_known() -> None:
     assert not torch_private.is_profiled()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert torch_private.is_profiled()
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which has the defaults."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside, self.param_groups = inside, inside.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inside.defaults
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inside.step(closure)
+
+
+def test_an_optimizer_around_another_one_keeps_the_defaults_of_that_one() -> None:
+    optimizer = Around(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+    torch_private.complete_optimizer(optimizer)
+    steps: list[Any] = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(optimizer.defaults["lr"]))
+    optimizer.step()
+    assert steps == [0.1]
 
 
 def test_torch_has_what_ranks_need_of_process_groups() -> None:
