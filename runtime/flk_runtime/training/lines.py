@@ -51,7 +51,8 @@ class Lines:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Print a line of the script. All ranks gather what is sharded, such as a norm that torch has clipped to."""
-        values = map_leaves(dict(values), process_group.full)
+        # Other containers may be of a kind that cannot be made again, such as os.environ.
+        values = map_leaves(dict(values), process_group.full, lambda value: type(value) not in (dict, list, tuple))
         if self._rank:
             return
         line = Line(time.time(), _read(values))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,19 @@ def test_the_loss_of_a_line_is_the_mean_over_the_ranks_that_give_one(
     ]
     assert asked == [(1.0, 1.0), (0.0, 0.0), (3.0, 1.0)]
     assert kept.steps == [1, 2, 2]
+
+
+@dataclass
+class Unset:
+    """Its field has no value yet."""
+
+    value: int = field(init=False)
+
+
+def test_a_line_may_have_values_that_cannot_be_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    Lines(1, 2).log({"environment": os.environ})
+    Lines(0, 2).log({"of": [type("Pair", (Unset,), {"__str__": lambda _: "a pair"})()]})
+    assert json.loads(capsys.readouterr().out) == {"of": ["a pair"]}
 
 
 def metrics_of(page: ProgressPage) -> Metrics:
