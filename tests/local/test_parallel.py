@@ -143,6 +143,7 @@ def test_a_sharded_model_may_hold_tensors_of_any_dtype_and_its_norms_are_printed
             model = torch.nn.Linear(4, 1)
             for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn, torch.complex64, torch.bool):
                 model.register_buffer(str(dtype)[6:], torch.full((3,), 1 - run.rank).to(dtype))
+            model.register_buffer("expanded", torch.full((1, 2), 1.0 - run.rank).expand(3, 2))
             model.frozen = torch.nn.Parameter(torch.ones(()).to(torch.float8_e4m3fn).reshape(1), requires_grad=False)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer = run.parallelize(model, optimizer)

@@ -147,7 +147,11 @@ def unpack(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
     if len(bucket) == 1 and flat.data_ptr() == bucket[0].data_ptr() and flat.dtype == bucket[0].dtype:
         return  # a view of the tensor
     for tensor, part in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
-        tensor.copy_(part.view(tensor.shape))
+        part = part.view(tensor.shape)
+        for dimension, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.numel():  # expanded: torch copies nothing to elements that share their memory
+                tensor, part = tensor.narrow(dimension, 0, 1), part.narrow(dimension, 0, 1)
+        tensor.copy_(part)
 
 
 def _described(value: object, op: str) -> tuple[str, str]:
