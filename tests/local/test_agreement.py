@@ -146,10 +146,13 @@ def go(place, averages):
         if not averages:
             run.save()
 
+import flk_runtime.distributed
 with group():
     go(f"{FOLDER}/equal", True)
     refused("has other values on other ranks, and a checkpoint has one of each", lambda: go(f"{FOLDER}/apart", False))
     assert os.path.exists(f"{FOLDER}/equal") and not os.path.exists(f"{FOLDER}/apart/latest")
+    twos_or_ones = torch.full((2,), 2.0 - dist.get_rank(), dtype=torch.float64)  # bits of twos: the least integer
+    assert flk_runtime.distributed.differing({"own": twos_or_ones}, None) == ["own"]
 """
     )
     ranks(script.replace("{FOLDER}", str(tmp_path)), 2)

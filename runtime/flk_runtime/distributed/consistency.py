@@ -118,9 +118,9 @@ def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | No
     devices.synchronize()  # the script may step on a stream of its own
     device = comm_device(torch.device("cpu"))
     sums = torch.stack([bit_sum(tensor).to(device) for tensor in tensors.values()])
-    extremes = torch.cat((sums, -sums))
+    extremes = torch.cat((sums, ~sums))  # the least integer has no negative
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
-    differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
+    differs = (extremes[: len(sums)] != ~extremes[len(sums) :]).to(torch.int32)
     if group is not None and group.size() < dist.get_world_size():
         dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
     return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
