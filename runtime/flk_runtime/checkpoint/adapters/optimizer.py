@@ -182,7 +182,7 @@ class OptimizerState(DistributedStateful):
         for path in sorted(held.keys() - shards, key=name_of):
             found[f"{name_of(path[1:])!r} of {path[0]!r}"] = held[path]
         return {
-            key: value
+            key: value.resolve_conj().resolve_neg()  # the values in memory are compared
             for key, value in found.items()
             if not is_sharded(value) and value.layout is torch.strided
             if value.is_floating_point() or value.is_complex()

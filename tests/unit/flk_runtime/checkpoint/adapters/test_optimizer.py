@@ -185,6 +185,17 @@ def test_what_ranks_compare_has_the_tensors_and_numbers_in_other_values_and_comp
     ]
 
 
+def test_ranks_compare_a_lazy_conjugate_by_its_values() -> None:
+    layer = nn.Linear(2, 2, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    optimizer.state[layer.bias] = {"last": values.conj(), "part": values.conj().imag}
+    held = OptimizerState(optimizer, {"model": layer}).held_alike()
+    last, part = held["'last' of 'bias'"], held["'part' of 'bias'"]
+    assert (last.is_conj(), part.is_neg()) == (False, False)
+    assert (last.tolist(), part.tolist()) == ([1 - 2j, 3 + 4j], [-2.0, 4.0])
+
+
 def test_a_parameter_that_pruning_has_renamed_has_its_state_under_the_new_name() -> None:
     first = trained(adam)
     adapter = OptimizerState(first[1], {"model": first[0]})
