@@ -5,7 +5,9 @@ Nothing here replaces a part of torch. torch is imported inside of functions: a 
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,19 @@ def complete_optimizer(optimizer: Optimizer) -> None:
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         if not hasattr(optimizer, "defaults"):  # else it may be a property
             optimizer.defaults = {}
-        Optimizer.__setstate__(optimizer, {})
+        step = optimizer.step  # perhaps a scheduler's around that of the class
+        vars(optimizer).update(
+            {
+                f"_optimizer_{method}_{when}_hooks": OrderedDict()
+                for method in ("step", "state_dict", "load_state_dict")
+                for when in ("pre", "post")
+            }
+        )
+        optimizer._zero_grad_profile_name = f"Optimizer.zero_grad#{type(optimizer).__name__}.zero_grad"
+        if not hasattr(step, "hooked"):  # not in the class, as torch does it: others of the class may have no hooks
+            optimizer.step = Optimizer.profile_hook_step(  # type: ignore[method-assign]
+                functools.wraps(step)(lambda _, *args, **kwargs: step(*args, **kwargs))
+            ).__get__(optimizer)
 
 
 def flight_recorder(name: str) -> Callable[..., Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from flk_runtime.system import torch_private
@@ -36,6 +37,26 @@ def test_an_optimizer_around_another_one_keeps_the_defaults_of_that_one() -> Non
     optimizer.register_step_post_hook(lambda *_: steps.append(optimizer.defaults["lr"]))
     optimizer.step()
     assert steps == [0.1]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_hooks_of_an_optimizer_run_beside_a_scheduler_and_others_of_its_class_train_without(first: bool) -> None:
+    class Own(Around):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    optimizer, other = (Own(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)) for _ in range(2))
+    if first:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    torch_private.complete_optimizer(optimizer)
+    steps: list[Any] = []
+    optimizer.register_step_post_hook(lambda each, *_: steps.append(each))
+    if not first:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.zero_grad()
+    optimizer.step()
+    other.step()
+    assert steps == [optimizer]
 
 
 def test_torch_has_what_ranks_need_of_process_groups() -> None:
