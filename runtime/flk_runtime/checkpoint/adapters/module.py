@@ -122,9 +122,11 @@ class ModuleState(DistributedStateful):
             else:
                 del state[name]
         load = self._module.load_state_dict
-        taken = inspect.signature(load).parameters.values()
         # A method of the script's own may take nothing but the state.
-        has_strict = any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in taken)
+        has_strict = any(
+            each.name == "strict" or each.kind is each.VAR_KEYWORD
+            for each in inspect.signature(load).parameters.values()
+        )
         load(state, **({"strict": False} if has_strict else {}))
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
