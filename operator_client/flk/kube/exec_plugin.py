@@ -53,7 +53,9 @@ def run(context: Context) -> dict[str, Any]:
     shown = sys.stderr is not None and sys.stderr.isatty()
     try:
         variables = {
-            str(v.get("name")): str(v.get("value") or "") for v in plugin.get("env") or [] if isinstance(v, dict)
+            str(v.get("name")): "" if v.get("value") is None else str(v["value"])
+            for v in plugin.get("env") or []
+            if isinstance(v, dict)
         }
         done = subprocess.run(
             [command, *map(str, plugin.get("args") or [])],

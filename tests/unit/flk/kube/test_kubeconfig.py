@@ -155,8 +155,15 @@ ADDRESS = (
             "Bearer https://here.example:6443/x",
         ),
         (plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA"}]), "Bearer https://here.example:6443"),
+        (
+            plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA", "value": 0}]),
+            "Bearer https://here.example:64430",
+        ),
     ],
-    ids=["token", "plugin", "plugin that is told of the cluster", "plugin with a variable without a value"],
+    ids=[
+        *("token", "plugin", "plugin that is told of the cluster"),
+        *("plugin with a variable without a value", "plugin with a variable whose value is a number"),
+    ],
 )
 def test_credentials_are_in_the_headers(use: Any, content: Any, header: str) -> None:
     use(content)
