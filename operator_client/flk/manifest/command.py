@@ -189,7 +189,7 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     except ValueError:  # no command, or a quote without an end
         before, command = [], []
     given = [*takewhile(_ASSIGNMENT.match, command)]
-    if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_QUOTED.sub("", text)):
+    if command[len(given) :] in ([], ["exec"]) or _NO_SETUP.search(_KEPT.sub("", text)):
         raise ValueError(_SHELL_PROGRAM)
     folder, exported = _effects([*before, ["export", *given]], shell.folder)
     # The assignments before a command do not replace variables in the command itself.

@@ -169,7 +169,7 @@ def test_a_file_that_a_shell_writes_keeps_the_lines_that_look_like_comments() ->
 
 
 def test_the_lines_of_a_file_that_a_shell_writes_are_no_commands() -> None:
-    text = "cat > /tmp/a <<EOF\ncd /data\nexport A=1\nexec b\nEOF\npython /code/a.py"
+    text = "cat > /tmp/a <<EOF\ncd /data\nexport A=1\nexec b\nb & c\nEOF\npython /code/a.py"
     job = fields(manifest(container={"command": ["sh", "-c", text]}))
     assert ("env" in job, f"ln -sf {WORKDIR}/* ." in job["setup"]) == (False, True)
 
