@@ -192,7 +192,7 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
     """Return the table of pods, or with ``wide`` of ranks. Pods of one worker make their steps together."""
     progress = {item.rank: item for item in state.progress}
     worker_size = len(state.pods) // state.workers * state.processes  # ranks of one worker
-    shown = state.pods if wide else _most_telling(state.pods)
+    shown = state.pods if wide else _pods_shown(state.pods)
     header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *_MEASURED, "REASON"]
     rows = []
     for pod in shown:
@@ -213,7 +213,7 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
     return lines
 
 
-def _most_telling(pods: list[PodState]) -> list[PodState]:
+def _pods_shown(pods: list[PodState]) -> list[PodState]:
     """Return the pods that a limited table shows: of more than fit, pod 0 and those in trouble, the failed first."""
     if len(pods) <= _SHOWN:
         return pods
