@@ -48,18 +48,7 @@ class TopData:
 def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
     """Return how far and how fast a job is by its telemetry, else by the metrics that it prints."""
     if telemetry is not None and (last := latest_sample(telemetry.history)):
-        return Progress(
-            rank=0,
-            step=last.step,
-            time=last.time,
-            total=telemetry.total_steps,
-            step_time=last.step_seconds,
-            loss=last.loss,
-            rate=last.samples_per_s,
-            mfu=last.mfu,
-            communication=last.communication,
-            data_wait=last.data_wait,
-        )
+        return Progress.of(last, rank=0, time=last.time, total=telemetry.total_steps, step_time=last.step_seconds)
     return max(state.progress, key=lambda progress: progress.step, default=None)
 
 

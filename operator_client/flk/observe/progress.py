@@ -31,6 +31,30 @@ class Progress:
     communication: float | None = None  # share of the time in which a collective was under way
     data_wait: float | None = None  # share of the time in which the rank waited for data
 
+    @classmethod
+    def of(
+        cls,
+        measured: log_format.MetricsLine | Sample,
+        *,
+        rank: int,
+        time: float,
+        total: int | None,
+        step_time: float | None,
+    ) -> Progress:
+        """Return the progress of a rank with the values that a line of metrics or a sample of the job has."""
+        return cls(
+            rank=rank,
+            step=measured.step,
+            time=time,
+            total=total,
+            step_time=step_time,
+            loss=measured.loss,
+            rate=measured.samples_per_s,
+            mfu=measured.mfu,
+            communication=measured.communication,
+            data_wait=measured.data_wait,
+        )
+
     @property
     def remaining(self) -> float | None:
         """Seconds until the last step at this speed; None if unknown."""
@@ -54,21 +78,8 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         step_time = before.step_time if before else None
         if before and found.step > before.step and time > before.time:
             step_time = (time - before.time) / (found.step - before.step)
-        total = found.total
-        if total is None and before:
-            total = before.total
-        progress = Progress(
-            rank=rank,
-            step=found.step,
-            time=time,
-            total=total,
-            step_time=step_time,
-            loss=found.loss,
-            rate=found.samples_per_s,
-            mfu=found.mfu,
-            communication=found.communication,
-            data_wait=found.data_wait,
-        )
+        total = before.total if before and found.total is None else found.total  # another line may say it
+        progress = Progress.of(found, rank=rank, time=time, total=total, step_time=step_time)
         last[rank] = overlaid(before, progress) if before and before.step == progress.step else progress
     return [last[rank] for rank in sorted(last)]
 
