@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flk_runtime.contract.log_format import Measured
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
@@ -24,7 +25,8 @@ from tests.support.install import all_of, needed
 from tests.support.ports import held_ports
 from tests.support.processes import until
 
-TELEMETRY = Telemetry(9.0, 1, 100, [Sample(8.0, 1, 4, 1.5, 20.0, 300.0, 0.4, 0.1, 0.2, 0.5, 0.6, 3)])
+MEASURED = Measured(loss=1.5, samples_per_s=20.0, tokens_per_s=300.0, mfu=0.4, communication=0.1, data_wait=0.2)
+TELEMETRY = Telemetry(9.0, 1, 100, [Sample(8.0, 1, 4, 0.5, 0.6, 3, **MEASURED.measured())])
 USAGE = PodUsage(0, "gpt-worker-0", "n", 9.0, 1.0, 2.0, 3 << 20, 4 << 20, [GpuUsage(0.5, 1, 2)])
 
 

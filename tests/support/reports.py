@@ -67,8 +67,9 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
         seconds = 3.1 + 0.1 * math.sin(step / 31)
         rate = 256 / seconds
         history.append(
-            Sample(START + 120 + step * 3.3, attempt, step, loss, rate, rate * 2048, 0.41, 0.18, 0.02, seconds,
-                   seconds * slow, 9, 71.0 * GIB - 1e9 * math.exp(-step / 400))
+            Sample(START + 120 + step * 3.3, attempt, step, seconds, seconds * slow, 9,
+                   71.0 * GIB - 1e9 * math.exp(-step / 400), loss=loss, samples_per_s=rate, tokens_per_s=rate * 2048,
+                   mfu=0.41, communication=0.18, data_wait=0.02)
         )  # fmt: skip
     ranks = [
         RankStatus(rank, rank // processes, 1990, Phase.TRAINING, 3.1, 0.82 if rank != 9 else 0.99,

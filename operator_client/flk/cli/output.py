@@ -66,8 +66,8 @@ def pace(progress: Progress, finished: bool) -> list[str]:
     parts = [f"step {progress.step:,}" + (f" of {progress.total:,}" if progress.total else "")]
     if progress.step_time:  # 0.0: too short to tell
         parts.append(f"{progress.step_time:.3g} s/step")
-    if progress.rate is not None:
-        parts.append(f"{number_text(progress.rate)} samples/s")
+    if progress.samples_per_s is not None:
+        parts.append(f"{number_text(progress.samples_per_s)} samples/s")
     for share, what in (
         (progress.mfu, "MFU"),
         (progress.communication, "communication"),

@@ -48,7 +48,7 @@ class TopData:
 def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
     """Return how far and how fast a job is by its telemetry, else by the metrics that it prints."""
     if telemetry is not None and (last := latest_sample(telemetry.history)):
-        return Progress.of(last, rank=0, time=last.time, total=telemetry.total_steps, step_time=last.step_seconds)
+        return Progress(0, last.step, last.time, telemetry.total_steps, last.step_seconds, **last.measured())
     return max(state.progress, key=lambda progress: progress.step, default=None)
 
 

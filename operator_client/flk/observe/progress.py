@@ -17,7 +17,7 @@ _METRICS: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(log_format.Measured):
     """The last line of metrics of one rank. Times are in seconds."""
 
     rank: int
@@ -25,35 +25,6 @@ class Progress:
     time: float  # since the epoch
     total: int | None = None  # steps of the whole job, if the line says so
     step_time: float | None = None  # mean since the line of metrics before
-    loss: float | None = None
-    rate: float | None = None  # samples per second, of all ranks together
-    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
-    communication: float | None = None  # share of the time in which a collective was under way
-    data_wait: float | None = None  # share of the time in which the rank waited for data
-
-    @classmethod
-    def of(
-        cls,
-        measured: log_format.MetricsLine | Sample,
-        *,
-        rank: int,
-        time: float,
-        total: int | None,
-        step_time: float | None,
-    ) -> Progress:
-        """Return the progress of a rank with the values that a line of metrics or a sample of the job has."""
-        return cls(
-            rank=rank,
-            step=measured.step,
-            time=time,
-            total=total,
-            step_time=step_time,
-            loss=measured.loss,
-            rate=measured.samples_per_s,
-            mfu=measured.mfu,
-            communication=measured.communication,
-            data_wait=measured.data_wait,
-        )
 
     @property
     def remaining(self) -> float | None:
@@ -79,7 +50,7 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         if before and found.step > before.step and time > before.time:
             step_time = (time - before.time) / (found.step - before.step)
         total = before.total if before and found.total is None else found.total  # another line may say it
-        progress = Progress.of(found, rank=rank, time=time, total=total, step_time=step_time)
+        progress = Progress(rank, found.step, time, total, step_time, **found.measured())
         last[rank] = overlaid(before, progress) if before and before.step == progress.step else progress
     return [last[rank] for rank in sorted(last)]
 
@@ -100,7 +71,7 @@ def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
         diverged = found.diverged(diverged)
         while by_step and next(reversed(by_step)) > found.step:
             by_step.popitem()
-        sample = Sample(time, 0, found.step, **found.measured)
+        sample = Sample(time, 0, found.step, **found.finite())
         by_step[found.step] = overlaid(by_step[found.step], sample) if found.step in by_step else sample
     return Telemetry(now, 0, total, thinned(list(by_step.values()), HISTORY_LIMIT), diverged=diverged)
 

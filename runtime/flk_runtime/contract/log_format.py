@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import KW_ONLY
 from typing import Any, Final
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.contract.values import dataclass
+from flk_runtime.contract.values import dataclass, fields
 
 LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "
@@ -50,17 +51,15 @@ def is_record(line: str) -> bool:
 
 
 TOTAL_NAMES: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
-_MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
 _NOT_FINITE: Final = ("nan", "inf", "-inf", "NaN", "Infinity", "-Infinity")  # as strings: JSON has no such numbers
 _LARGEST_COUNT: Final = 1 << 53  # a larger number is no count of steps
 
 
 @dataclass(frozen=True)
-class MetricsLine:
-    """What one line of metrics says. A value that it does not say is None."""
+class Measured:
+    """What a rank measures around one step and prints. A value that it does not measure is None."""
 
-    step: int
-    total: int | None = None  # steps of the whole job
+    _: KW_ONLY
     loss: float | None = None
     samples_per_s: float | None = None  # of all ranks together
     tokens_per_s: float | None = None
@@ -68,11 +67,21 @@ class MetricsLine:
     communication: float | None = None  # share of the time in which a collective was under way
     data_wait: float | None = None  # share of the time in which the rank waited for data
 
-    @property
     def measured(self) -> dict[str, Any]:
-        """The finite values, by the names of their fields, which `telemetry.Sample` has too."""
-        found = {name: getattr(self, name) for name in _MEASURED}
-        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        """The values by the names of their fields, for another kind of what was measured."""
+        return {each.name: getattr(self, each.name) for each in fields(Measured)}
+
+
+@dataclass(frozen=True)
+class MetricsLine(Measured):
+    """What one line of metrics says."""
+
+    step: int
+    total: int | None = None  # steps of the whole job
+
+    def finite(self) -> dict[str, Any]:
+        """The values as in `measured` that are finite numbers."""
+        return {name: value for name, value in self.measured().items() if value is not None and math.isfinite(value)}
 
     def diverged(self, before: int | None) -> int | None:
         """The step since which the loss is infinite or no number. ``before`` is that after the line before."""
@@ -94,8 +103,8 @@ def parse_metrics(line: str | bytes) -> MetricsLine | None:
     if step is None:
         return None
     total = next((count for name in TOTAL_NAMES if (count := _count(values.get(name))) is not None), None)
-    names = ("loss", "samples_per_s", "tokens_per_s", "mfu", "comm", "data_wait")
-    return MetricsLine(step, total, *(_number(values.get(name)) for name in names))
+    values["communication"] = values.get("comm")  # the key is shorter
+    return MetricsLine(step, total, **{each.name: _number(values.get(each.name)) for each in fields(Measured)})
 
 
 def _count(value: Any) -> int | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.foreign import Time
+from flk_runtime.contract.log_format import Measured
 from flk_runtime.contract.status import SIGNS, RankStatus
 from flk_runtime.contract.values import asdict, dataclass, field, fields, replace
 
@@ -30,18 +31,12 @@ PODS_LIMIT: Final = 256  # pods that are listed, those with the slowest ranks fi
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What a job measured around one step. A value that it does not measure is None."""
+class Sample(Measured):
+    """What a job measured around one step: what rank 0 printed, and what only all ranks together show."""
 
     time: Time  # seconds since the epoch
     attempt: int
     step: int
-    loss: float | None = None
-    samples_per_s: float | None = None  # of all ranks together
-    tokens_per_s: float | None = None
-    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
-    communication: float | None = None  # share of the time in which a collective was under way
-    data_wait: float | None = None  # share of the time in which rank 0 waited for data
     step_seconds: float | None = None  # of the median rank
     slowest_seconds: float | None = None  # work of the rank that works longest in a step
     slowest_rank: int | None = None

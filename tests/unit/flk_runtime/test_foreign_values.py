@@ -86,7 +86,7 @@ def use_line(text: str) -> None:
     for line in (text, text.encode(errors="surrogatepass")):
         found = log_format.parse_metrics(line)
         if found:
-            _ = found.measured, found.diverged(None)
+            _ = found.finite(), found.diverged(None)
 
 
 def use_report(text: str) -> None:

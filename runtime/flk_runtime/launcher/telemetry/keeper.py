@@ -115,7 +115,7 @@ class Keeper:
             now = time.monotonic()
             self._look(now)
             self._sample_at = now + _LOOK
-            sample = Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._of_all)
+            sample = Sample(round(time.time(), 3), self._attempt, found.step, **found.finite(), **self._of_all)
             self._history.add(sample)
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:

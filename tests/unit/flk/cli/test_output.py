@@ -69,5 +69,5 @@ def test_lines_are_broken_between_words_and_stay_indented() -> None:
 
 
 def test_large_numbers_of_a_pace_are_easy_to_read() -> None:
-    found = pace(Progress(0, 1234567, 0.0, 2000000, rate=1234567.0), finished=True)
+    found = pace(Progress(0, 1234567, 0.0, 2000000, samples_per_s=1234567.0), finished=True)
     assert found == ["step 1,234,567 of 2,000,000", "1.23M samples/s"]

@@ -20,7 +20,11 @@ from tests.support.jobs import NOW, JobBuilder
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 MEASURED = Telemetry(
-    NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)], [RankStatus(0, 0, 40, Phase.TRAINING)]
+    NOW,
+    0,
+    100,
+    [Sample(NOW, 0, 40, loss=2.5, samples_per_s=64.0, step_seconds=0.5)],
+    [RankStatus(0, 0, 40, Phase.TRAINING)],
 )
 
 

@@ -38,7 +38,15 @@ def state(replicas: int = 4, processes: int = 2) -> State:
 def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
     """Loss falls, the throughput rises, the second half is attempt 2; one rank is slow."""
     history = [
-        Sample(NOW - 50 + each, each // 25, each * 10, 4.0 - each / 20, 800.0 + 4 * each, step_seconds=0.41, mfu=0.38)
+        Sample(
+            NOW - 50 + each,
+            each // 25,
+            each * 10,
+            loss=4.0 - each / 20,
+            samples_per_s=800.0 + 4 * each,
+            step_seconds=0.41,
+            mfu=0.38,
+        )
         for each in range(50)
     ]
     ranks = [
@@ -109,7 +117,7 @@ def test_a_job_in_an_outage(snapshot: SnapshotAssertion) -> None:
 
 def test_a_job_without_telemetry_shows_its_pods_and_says_why(snapshot: SnapshotAssertion) -> None:
     found = JobBuilder(3).pod(0).pod(1).ended(2, 1, "boom").state()
-    found = replace(found, progress=[Progress(0, 40, NOW, 100, 0.5, 2.25, 64.0)])
+    found = replace(found, progress=[Progress(0, 40, NOW, 100, 0.5, loss=2.25, samples_per_s=64.0)])
     lines = job_lines(TopData(found, NOW, missing="the flk of this job measures none"), 100)
     assert text(lines) == snapshot
 
@@ -127,7 +135,7 @@ def test_a_thousand_pods_take_bounded_rows_and_little_time() -> None:
 
 
 def running() -> State:
-    return replace(state(), progress=[Progress(0, 1200, NOW, 5000, 0.41, 2.31, 12345.0)])
+    return replace(state(), progress=[Progress(0, 1200, NOW, 5000, 0.41, loss=2.31, samples_per_s=12345.0)])
 
 
 def test_a_sparkline() -> None:
@@ -154,7 +162,7 @@ def test_a_job_that_tells_only_steps_has_their_rate_as_throughput() -> None:
 def axis_of(*times: float) -> str:
     """The line with the axis of time of a job whose samples have these times; the last two are of a second attempt."""
     last = len(times) - 2
-    history = [Sample(NOW + time, int(each >= last), each, 1.0) for each, time in enumerate(times)]
+    history = [Sample(NOW + time, int(each >= last), each, loss=1.0) for each, time in enumerate(times)]
     lines = [line.text for line in job_lines(TopData(running(), NOW, Telemetry(NOW, 0, 100, history)), 80)]
     return next(line for line in lines if "─" in line)
 

@@ -22,7 +22,7 @@ def test_step_time_is_that_between_two_lines() -> None:
             line(15, '[rank 0] {"step": 20, "loss": 2.25, "samples_per_s": 64.0, "total": 100}'),
         ]
     )
-    assert [(p.rank, p.step, p.step_time, p.loss, p.rate) for p in found] == [(0, 20, 0.5, 2.25, 64.0)]
+    assert [(p.rank, p.step, p.step_time, p.loss, p.samples_per_s) for p in found] == [(0, 20, 0.5, 2.25, 64.0)]
     assert found[0].remaining == 40
     assert replace(found[0], step_time=0.0).remaining is None  # and not that the job is about to end
 

@@ -12,7 +12,9 @@ FULL += '"data_wait": 0.2, "lr": 1e-4}'
 
 @pytest.mark.parametrize("line", [FULL, FULL.encode()])
 def test_all_keys_are_read(line: str | bytes) -> None:
-    assert parse_metrics(line) == MetricsLine(7, 90, 1.0, 2.5, 3.0, 0.4, 0.1, 0.2)
+    assert parse_metrics(line) == MetricsLine(
+        7, 90, loss=1.0, samples_per_s=2.5, tokens_per_s=3.0, mfu=0.4, communication=0.1, data_wait=0.2
+    )
 
 
 OTHERS = [
@@ -44,5 +46,5 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
 def test_a_loss_that_is_no_number_is_told_with_the_first_such_step(written: str) -> None:
     found = parse_metrics(f'{{"step": 7, "loss": {written}, "mfu": 0.5}}')
     assert found
-    assert (found.measured, found.diverged(None), found.diverged(3)) == ({"mfu": 0.5}, 7, 3)
+    assert (found.finite(), found.diverged(None), found.diverged(3)) == ({"mfu": 0.5}, 7, 3)
     assert (MetricsLine(8).diverged(7), MetricsLine(8, loss=1.0).diverged(7)) == (7, None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from flk_runtime.contract.log_format import Measured
 from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     ARCHIVE_LIMIT,
@@ -27,7 +28,15 @@ def large() -> Telemetry:
     random.seed(1)
     value = random.random
     history = [
-        Sample(1.7e9 + 1000 * value() + step * 1000, 3, step * 10, *(value() for _ in range(8)), step % 7)
+        Sample(
+            1.7e9 + 1000 * value() + step * 1000,
+            3,
+            step * 10,
+            value(),
+            value(),
+            step % 7,
+            **{name: value() for name in Measured().measured()},
+        )
         for step in range(HISTORY_LIMIT)
     ]
     ranks = [

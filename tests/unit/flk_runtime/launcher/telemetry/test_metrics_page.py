@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.log_format import Measured
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
@@ -153,7 +154,8 @@ def test_a_loss_that_is_no_number_is_not_the_last_one_that_was(make: Make) -> No
 
 def full(make: Make, **settings: Any) -> MetricsPage:
     """A page with all that a pod can have, of eight ranks and GPUs."""
-    sample = Sample(3.0, 2, 4, 1.0, 2.0, 3.0, 0.4, 0.1, 0.2, 0.5, 0.25, 6)
+    measured = dict.fromkeys(Measured().measured(), 0.5)
+    sample = Sample(3.0, 2, 4, step_seconds=0.5, slowest_seconds=0.25, slowest_rank=6, **measured)
     page = make(replace(JOB, history=[sample]) if settings.get("pod", 0) == 0 else None, **settings)
     if settings.get("pod", 0) == 0:
         page.put_record(RECORD)
