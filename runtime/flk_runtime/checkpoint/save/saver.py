@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,8 +25,17 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
 
-_GOES_ON, _PLANS, _FAILED = range(3)  # answer of a rank before a save; the largest answer counts
+_GOES_ON, _PLANS, _FAILED = range(3)  # answers of a rank before a save
 _numbers = itertools.count(1)  # of the saves of this process, which are the same on all ranks
+
+
+class _Facts(NamedTuple):
+    """What a rank knows before a save. The largest of all ranks' numbers counts for each."""
+
+    answer: int
+    missing: int  # 1: the memory does not hold its shard of the save before
+    problem: int  # 1: there is one with its state
+    writes: int  # 1: it still writes an earlier state to storage
 
 
 class Saver:
@@ -102,51 +111,20 @@ class Saver:
         reason why the chunks and ``plain`` are not the whole state.
         """
         number = next(_numbers)
-        writing = bool(self.held and self.held.has_third and self.storage and self.storage.is_writing)
-        error, lost = None if writing else self._join(), self._loss()
+        values, problem = _pickled(plain, problem)
         # The facts that `describe` tells, from the attributes of the chunks.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
-        changed = self._staging is None or layout != self._staging.layout
-        failed = error is not None and not self._passes(error)
-        missing = self.held is not None and not self.held.memory.is_held(wait=True)
-        state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        buffer = io.BytesIO()
-        try:
-            torch.save(plain, buffer)
-        except Exception as failure:  # raised below: ranks without an error would wait for this one
-            problem = problem or MismatchError(f"cannot save a state: {type(failure).__name__}: {failure}")
-        values = buffer.getvalue()
-        facts = state, int(missing), int(problem is not None), int(writing)
-        state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.maximum(*facts)
-        self._pass(error)
-        if state == _FAILED and not failed:
-            raise StorageError("the save before this one has failed on another rank, whose error says why")
-        if lost:
-            self._warn(f"{lost}; training goes on, and the next save tries again")
-        if self.held:
-            self.held.memory.settle(whole=not missing_anywhere)
-        if incomplete_anywhere or self._staging is None:
-            _agree(problem)
         staging = self._staging
-        if staging is None or state == _PLANS:
+        fits = staging is not None and layout == staging.layout
+        ranks = self._agree(_GOES_ON if fits else _PLANS, problem)
+        if staging is None or ranks.answer == _PLANS:
             self._pass(self._join())  # it reads files of the plan before
             self.close()
             self._staging = staging = Staging(make_plan(describe(chunks)), self._metadata, layout)
             self._reserve(staging.size(len(values)))
-        if not self.can_save:
-            return
-        self._stage(staging, step, number, chunks, values)
-        stored = self.storage is not None and (store or self.held is None) and not writing_anywhere
-        self.behind = self._separate and not stored
-        if stored:
-            self._begin_write()
-        elif store and self.storage is not None and not self._said_slow:
-            self._said_slow = True
-            if self._rank == 0:
-                self._warn(
-                    f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
-                    "later save is stored (said once)"
-                )
+        if self.can_save:
+            self._stage(staging, step, number, chunks, values)
+            self._store(step, wanted=store, writes=bool(ranks.writes))
 
     def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
@@ -203,6 +181,29 @@ class Saver:
         if self.held:
             self.held.memory.restored()
 
+    def _agree(self, answer: int, problem: RuntimeFailure | None) -> _Facts:
+        """End the save before, unless storage may go on with it, and agree with all ranks on this one. Collective.
+
+        Returns what counts of all ranks' facts. Raises CheckpointError on all ranks if the save before ended in an
+        error after which training must not go on, and the first ``problem`` of a rank.
+        """
+        writes = bool(self.held and self.held.has_third and self.storage and self.storage.is_writing)
+        error, lost = None if writes else self._join(), self._loss()
+        failed = error is not None and not self._passes(error)
+        missing = self.held is not None and not self.held.memory.is_held(wait=True)
+        own = _Facts(_FAILED if failed else answer, int(missing), int(problem is not None), int(writes))
+        ranks = _Facts(*process_group.maximum(*own))
+        self._pass(error)
+        if ranks.answer == _FAILED and not failed:
+            raise StorageError("the save before this one has failed on another rank, whose error says why")
+        if lost:
+            self._warn(f"{lost}; training goes on, and the next save tries again")
+        if self.held:
+            self.held.memory.settle(whole=not ranks.missing)
+        if ranks.problem or self._staging is None:
+            _raise_first(problem)
+        return ranks
+
     def _join(self) -> BaseException | None:
         return self.storage.join() if self.storage else None
 
@@ -256,6 +257,20 @@ class Saver:
         if held:
             held.finish(save, path)
 
+    def _store(self, step: int, *, wanted: bool, writes: bool) -> None:
+        """Have the latest copy written to storage if it is ``wanted`` there, unless a rank still ``writes``."""
+        stored = self.storage is not None and (wanted or self.held is None) and not writes
+        self.behind = self._separate and not stored
+        if stored:
+            self._begin_write()
+        elif wanted and self.storage is not None and not self._said_slow:
+            self._said_slow = True
+            if self._rank == 0:
+                self._warn(
+                    f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
+                    "later save is stored (said once)"
+                )
+
     def _begin_write(self, *, at_end: bool = False) -> None:
         """Have the latest copy written to storage, while nothing is written."""
         if self.storage is not None and self._latest is not None:
@@ -274,7 +289,17 @@ class Saver:
             self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
 
 
-def _agree(problem: RuntimeFailure | None) -> None:
+def _pickled(plain: Mapping[str, Any], problem: RuntimeFailure | None) -> tuple[bytes, RuntimeFailure | None]:
+    """``plain`` as `torch.save` writes it, and ``problem``, or the reason why it cannot be written."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(plain, buffer)
+    except Exception as failure:  # not raised here: ranks without an error would wait for this one
+        problem = problem or MismatchError(f"cannot save a state: {type(failure).__name__}: {failure}")
+    return buffer.getvalue(), problem
+
+
+def _raise_first(problem: RuntimeFailure | None) -> None:
     """Raise the first problem of any rank on all ranks. Collective."""
 
     def choose(problems: list[RuntimeFailure | None]) -> None:
