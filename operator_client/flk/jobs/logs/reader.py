@@ -30,6 +30,27 @@ class _Container(enum.Enum):
     GONE = "gone: the name has no pod, or another one"
 
 
+class _Refusals:
+    """Tells refusals to show a log from those of an API server that has just started, which end soon."""
+
+    def __init__(self, *, allowed: bool) -> None:
+        self._allowed = allowed  # whether the user could once read this log, or the one before
+        self._since = 0.0  # when the API server began to refuse as one that has just started does; 0: it does not
+
+    def note_answer(self) -> None:
+        """Note that the API server shows the log."""
+        self._allowed, self._since = True, 0.0
+
+    def persists(self, error: ApiError) -> bool:
+        """Return whether ``error`` is a refusal that does not end soon."""
+        if error.status not in WHILE_STARTING:
+            self._since = 0.0
+            return False
+        self._since = self._since or monotonic()
+        lacks_right = error.status == 403 and not self._allowed
+        return lacks_right or monotonic() - self._since > STARTING
+
+
 class PodLog:
     """Reads the log of one pod, request by request. The chosen lines go to ``put``, and all texts to ``keep``.
 
@@ -58,8 +79,7 @@ class PodLog:
         self._completed = threading.Event()
         self._asked = 0.0  # when the log was requested first, by the API server's clock
         self._rest = b""  # a last line without an end, which the next request reads again
-        self._allowed = not fresh  # whether the API server has once let the user read this log, or the one before
-        self._refused = 0.0  # since when it refuses requests as one that has just started does; 0: it does not
+        self._refusals = _Refusals(allowed=not fresh)
 
     @property
     def complete(self) -> bool:
@@ -94,7 +114,7 @@ class PodLog:
             follow = follow and container == _Container.RUNNING and not self._ends
             query = {"container": self._options.container, "follow": follow, "timestamps": True, **self._query}
             with self._client.stream_log(self._pod, IDLE, **query) as found:
-                self._allowed = True
+                self._refusals.note_answer()
                 lines = self._whole(found, container)
                 if self._ends:
                     new_lines = self._take_last([*lines])
@@ -102,13 +122,12 @@ class PodLog:
                     new_lines = self._take(line) or new_lines
                     if self._closed.is_set():
                         return new_lines
-            self._refused = 0.0
             if container == _Container.ENDED:
                 self._completed.set()
         except ApiError as error:
             if container == _Container.ENDED and error.status in (400, 404):
                 return self._end() or new_lines
-            if self._is_refused(error):
+            if self._refusals.persists(error):
                 if error.status != 404:
                     raise
                 return self._end() or new_lines
@@ -137,15 +156,6 @@ class PodLog:
             return ""
         begin = self._options.begin(self._asked)
         return "" if begin is None else stamp_of(begin)
-
-    def _is_refused(self, error: ApiError) -> bool:
-        """Return whether an error is a refusal, and lasts longer than those of an API server that has just started."""
-        if error.status not in WHILE_STARTING:
-            self._refused = 0.0
-            return False
-        self._refused = self._refused or monotonic()
-        lacks_right = error.status == 403 and not self._allowed
-        return lacks_right or monotonic() - self._refused > STARTING
 
     def _take(self, line: bytes) -> bool:
         """Pass on a line if it is new, and return whether it is."""
