@@ -58,8 +58,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         place = {"given": self.flk_given - unused, "before": before}
         workers_stay = self.persistent_workers and self._iterator is not None
         states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
-        own = _states(self)
-        return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": own}
+        return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": _states(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the loader this position, at which its next epoch begins.

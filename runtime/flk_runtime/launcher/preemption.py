@@ -151,5 +151,4 @@ class PodPreemption:
     @property
     def saved(self) -> int | None:
         """The step after which all ranks of this pod have saved and ended; None if they have not."""
-        done = all(page.saved == self._target for page in self._pages)
-        return self._target if done else None
+        return self._target if all(page.saved == self._target for page in self._pages) else None

@@ -45,6 +45,5 @@ def code_version() -> str:
         return f"archive {code[:12]}"
     path = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        return f"{path.name} {hashlib.sha256(content).hexdigest()[:12]}"
+        return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     return ""

@@ -142,8 +142,7 @@ class Run(Training):
         The arguments are as in `loader`; a batch may have one sample more than ``batch_size``.
         Raises SetupError if there is no sample.
         """
-        chosen = LoaderOptions(batch_size, of_torch=options)
-        return self._batches.make_evaluation(dataset, chosen)
+        return self._batches.make_evaluation(dataset, LoaderOptions(batch_size, of_torch=options))
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """Yield the micro-batches of ``batch``, which a loader with ``accumulate=`` gave.

@@ -12,7 +12,6 @@ from flk_runtime.checkpoint.manager import is_passed, next_multiple
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import report
-from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.process import current
@@ -85,12 +84,11 @@ class Saves:
             if wait:
                 self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
             return
-        with self._context.page.during(Phase.SAVING):
-            self.manager.save(steps)
-            self._place.saved_by = "training"
-            self.due = 0
-            if wait:
-                self.manager.wait(together=True)
+        self.manager.save(steps)
+        self._place.saved_by = "training"
+        self.due = 0
+        if wait:
+            self.manager.wait(together=True)
 
     def save_after_step(self, before: int, steps: int) -> bool:
         """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.

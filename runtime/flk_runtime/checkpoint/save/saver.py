@@ -115,8 +115,7 @@ class Saver:
         # The facts that `describe` tells, from the attributes of the chunks.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
         staging = self._staging
-        fits = staging is not None and layout == staging.layout
-        ranks = self._agree(_GOES_ON if fits else _PLANS, problem)
+        ranks = self._agree(_GOES_ON if staging and layout == staging.layout else _PLANS, problem)
         if staging is None or ranks.answer == _PLANS:
             self._pass(self._join())  # it reads files of the plan before
             self.close()

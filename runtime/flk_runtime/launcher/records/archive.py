@@ -172,8 +172,7 @@ class ConfigMap:
             self._request("PATCH", {"data": {**dict.fromkeys(older), key: text}})
 
     def _data(self) -> dict[str, str]:
-        data = foreign.parse_object(self._request("GET")).get("data") or {}
-        return foreign.read(dict[str, str], data)
+        return foreign.read(dict[str, str], foreign.parse_object(self._request("GET")).get("data") or {})
 
     def _request(self, method: str, body: Any = None) -> bytes:
         """Send a request about the ConfigMap, and return the answer. Raises one of `ERRORS`."""
