@@ -78,8 +78,7 @@ def render(
     queue = {labels.QUEUE: job.queue} if job.queue else {}
     if job.queue_priority:
         queue[labels.QUEUE_PRIORITY] = job.queue_priority
-    seconds = {labels.TTL: job.ttl, labels.STUCK_AFTER: job.stuck_after}
-    limits = {label: str(value) for label, value in seconds.items() if value is not None}
+    limits = {} if job.stuck_after is None else {labels.STUCK_AFTER: str(job.stuck_after)}
     metadata = {
         "name": job.name,
         **in_namespace,

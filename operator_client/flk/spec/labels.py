@@ -15,7 +15,6 @@ MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "flk"}
 JOB: Final = "flk.dev/job"
 DEFAULTS: Final = "flk.dev/defaults"  # "true" on a ConfigMap that holds the defaults of a namespace
 DEFAULTS_KEY: Final = "defaults.yaml"  # key in the data of that ConfigMap
-TTL: Final = "flk.dev/ttl"  # on a job: seconds after its end in which it is kept
 STUCK_AFTER: Final = "flk.dev/stuck-after"  # on a job: seconds after which one whose pods wait for nodes is stuck
 SHARED: Final = "flk.dev/shared"  # "true" on a ConfigMap with an archive that all jobs of the namespace use
 RECORDS: Final = "flk.dev/records"  # "true" on a ConfigMap in which launchers keep the records of jobs

@@ -62,8 +62,14 @@ class TrainJob(IndexedTarget):
     deletion = "Background"
 
     def render(self, parts: Parts) -> list[Object]:
-        """Return the TrainJob. Raises UsageError if the template sets what a TrainJob cannot set."""
+        """Return the TrainJob. Raises UsageError if the job or its template sets what a TrainJob cannot set."""
         job, spec = parts.job, parts.template["spec"]
+        if job.ttl is not None:
+            raise UsageError(
+                "--ttl: a TrainJob has no such field: only its runtime, which belongs to the administrator and serves "
+                "all jobs, could have one",
+                hint="choose another --target, or delete it after its end: flk delete --finished --older-than DURATION",
+            )
         container = next(c for c in spec["containers"] if c["name"] == NODE)
         _refuse(spec, container)
         patch = {key: spec[key] for key in PATCHABLE if key in spec}

@@ -132,7 +132,7 @@ PATHS: list[tuple[Any, ...]] = [
 ]
 PLACES = {
     **{field: of_job(field) for field in ("replicas", "nprocPerNode", "FLK_PODS", "FLK_MIN_PODS", "FLK_WORKERS")},
-    **{field: of_job(field) for field in ("FLK_SPARES", "flk.dev/spec", "flk.dev/owner", "label flk.dev/ttl")},
+    **{field: of_job(field) for field in ("FLK_SPARES", "flk.dev/spec", "flk.dev/owner")},
     "stuck-after": of_job("label flk.dev/stuck-after"),
     **{f"{where} {path}": of_record(where, path) for where in ("message", "log") for path in PATHS},
     **{f"entry {path}": of_record("entry", path) for path in [(), ("pods",), ("processes",), ("updated",), ("lines",)]},

@@ -43,7 +43,6 @@ COMMON: dict[str, dict[str, Any]] = {
         "image": "team/train:1",
         "resources": {"cpu": 1, "cpu_limit": 2, "memory": "1Gi", "shm": "1Gi", "gpu": "H100:8"},
         "deadline": "1h",
-        "ttl": "1h",
         "checkpoint": "models:/models",
         "metrics": "wandb",
         "queue": "team",
@@ -109,7 +108,7 @@ def created(target: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
 def everywhere() -> list[dict[str, Any]]:
     """What every cluster gets: the jobs of all targets, and the objects of the chart and of k8s."""
     found = [item for target in TARGETS for fields in COMMON.values() for item in created(target, fields)]
-    found += created("job", {"pods": {"priority_class": "high"}})  # which a TrainJob cannot have
+    found += created("job", {"pods": {"priority_class": "high"}, "ttl": "1h"})  # which a TrainJob cannot have
     files = [yaml.safe_load_all((ROOT / "k8s" / name).read_text()) for name in ("rbac.yaml", "training-runtime.yaml")]
     chart = template(CHART)
     assert chart.code == 0, chart.stderr

@@ -225,6 +225,8 @@ def test_what_a_trainjob_cannot_set_is_refused() -> None:
         manifests("trainjob", pods={"priority_class": "high"})
     with pytest.raises(UsageError, match="cannot set schedulingGroup"):
         manifests("trainjob", gang="native")
+    with pytest.raises(UsageError, match="--ttl: a TrainJob has no such field"):
+        manifests("trainjob", ttl="1h")
 
 
 @pytest.mark.parametrize("ports", [None, [], [{"containerPort": 8080}]])
