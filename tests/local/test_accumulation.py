@@ -304,7 +304,7 @@ with group():
                 run.backward(loss(), weight=1)
                 refused("a second backward for the same micro-batches", lambda: run.backward(loss(), weight=1))
                 refused("a second backward for the same micro-batches", lambda: run.backward(loss()))
-                refused("micro_batches in a loop", lambda: next(run.micro_batches(inputs)))
+                refused("end that loop before this one", lambda: next(run.micro_batches(inputs)))
                 break
             refused("step after micro-batch 1 of 2", run.step)
             run.step()

@@ -51,7 +51,7 @@ def profile(
     if not all(pythons.values()):
         raise UsageError(
             f"{name} does not run with flk's launcher, which knows the ranks",
-            hint="start the script with python -m flk_runtime",
+            hint="submit the script with flk",
         )
     request = {"arguments": {"steps": steps, "timeout": _TIMEOUT}}
     chosen = f"rank{'s' * (len(found) > 1)} {', '.join(str(place.rank) for place in found)}"

@@ -87,7 +87,7 @@ def read_stacks(client: JobClient, job: str, rank: int | None = None) -> dict[st
     if not launchers:
         raise ApiError(
             f"{running[0]['metadata']['name']} does not run with flk's launcher, which shows the stacks",
-            hint="start the script with python -m flk_runtime, or run py-spy in the pod: "
+            hint="submit the script with flk, or run py-spy in the pod: "
             f"{client.commands.flk('exec', job)} -- py-spy dump --pid 1",
         )
     pod = min(launchers, key=lambda each: each["metadata"]["name"])

@@ -21,7 +21,7 @@ from flk_runtime.discovery.variables import (
 )
 from flk_runtime.errors import DiscoveryError
 
-START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
+START_WITH_LAUNCHER = "start the script with `torchrun script.py`, or submit it with flk"
 # Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
 _STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
 # In a job of Slurm, MPI starts rank 0 on the first host of the job; its daemons are a step on the other hosts.

@@ -49,10 +49,7 @@ class Backward:
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """Yield the micro-batches of ``batch``, all but the last one inside of no_sync."""
         if self._loop:
-            raise SetupError(
-                "micro_batches in a loop over micro-batches: end that loop before, or pass both batches together, as "
-                "in micro_batches((a, b))"
-            )
+            raise SetupError("micro_batches in a loop over micro-batches: end that loop before this one begins")
         share, parts = parts_of(batch)
         loop = self._loop = _Loop(share, self._models.parameters() if share.pieces > 1 else ())
         self.has_looped = True

@@ -137,8 +137,9 @@ def test_jobs_that_cannot_be_profiled(fake: FakeApiServer, monkeypatch: pytest.M
     with pytest.raises(ApiError, match="rank 0 does not run: pod done-worker-0 is succeeded"):
         profile("done")
     JobBuilder(1, name="foreign").pod(0).add_to(fake)
-    with pytest.raises(UsageError, match="foreign does not run with flk's launcher"):
+    with pytest.raises(UsageError, match="foreign does not run with flk's launcher") as told:
         profile("foreign")
+    assert told.value.hint == "submit the script with flk"
 
 
 @pytest.mark.parametrize("path", ["a.", "a.//../../.ssh/authorized_keys", "/tmp/flk-1/run.sh", "", 5])

@@ -122,7 +122,7 @@ def test_pods_of_a_trainjob_with_one_process_each() -> None:
         (PODS, {"PET_NNODES": "1:4"}, ["PET_NNODES=1:4", "elastic", "torchrun script.py"]),
         (PODS, {"PET_NNODES": None}, ["PET_NNODES must", "RANK=1"]),
         (PODS, {"MASTER_ADDR": None}, ["MASTER_ADDR must", "RANK=1"]),
-        (TRAINER, {"PET_NPROC_PER_NODE": "8"}, ["PET_NODE_RANK=1", "PET_NPROC_PER_NODE=8", "python -m flk_runtime"]),
+        (TRAINER, {"PET_NPROC_PER_NODE": "8"}, ["PET_NODE_RANK=1", "PET_NPROC_PER_NODE=8", "or submit it with flk"]),
         (TRAINER, {"PET_NPROC_PER_NODE": "auto"}, ["PET_NPROC_PER_NODE=auto"]),
         (TRAINER, {"PET_MASTER_PORT": None}, ["PET_MASTER_PORT must", "PET_NODE_RANK=1"]),
         ({}, {"PET_NNODES": "4"}, ["PET_NNODES=4", "train alone"]),
