@@ -4,6 +4,7 @@
     ├── UsageError              2   the command line or the job file is wrong; nothing was created
     ├── ApiError                1   the API server refused, failed or did not answer
     │   ├── NoConfigError       1   no usable kubeconfig, context or credentials
+    │   │   └── NoKubeconfigError 1 there is no kubeconfig at all
     │   ├── UnreachableError    1   no answer from the API server
     │   ├── ForbiddenError      1   no permission; names the verb and the resource
     │   ├── MissingApiError     1   the cluster does not serve this kind of objects

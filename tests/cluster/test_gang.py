@@ -140,7 +140,7 @@ def hall(flk: Flk, kubectl: Kubectl, image: str) -> Iterator[Hall]:
         made.change("remove")
 
 
-@pytest.mark.promise("Clusters: Jobs that wait for each other's nodes are reported as deadlocked; gangs never are")
+@pytest.mark.promise("Clusters: A gang gets nodes for all of its pods, or takes none")
 @pytest.mark.soak
 @pytest.mark.timeout(1200, func_only=True)
 def test_a_gang_that_does_not_fit_takes_no_node(cluster_of_one: tuple[Flk, Kubectl], eventually: Any) -> None:

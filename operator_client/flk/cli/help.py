@@ -27,7 +27,7 @@ _IN_FULL_HELP: Final = ("context", "timeout", "output")  # of commands that take
 # Options of a job that change nothing on this machine, where they are accepted all the same.
 _ELSEWHERE: Final = frozenset(
     {
-        *("ship", "no_ship", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource", "claim"),
+        *("ship", "no_ship", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource"),
         *("image", "image_pull_policy", "stuck_after", "ttl", *GROUPS["Pods and placement"]),
     }
 ) - {"name"}

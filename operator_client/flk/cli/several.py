@@ -61,7 +61,7 @@ class Chosen:
     def __init__(self, client: JobClient, jobs: Sequence[JobRef], *, by_labels: bool) -> None:
         self.client, self.jobs = client, jobs
         self.are_several = len(jobs) > 1
-        self.as_list = by_labels or self.are_several  # in JSON and YAML, as kubectl has it
+        self.as_list = by_labels or self.are_several  # in JSON, as kubectl has it
         self._hints: set[str] = set()  # that were printed, without the name of a job
 
     @classmethod

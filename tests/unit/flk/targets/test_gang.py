@@ -39,7 +39,7 @@ def test_every_version_that_flk_knows_is_recorded() -> None:
     assert set(RECORDED) == set(GANGS["native"].versions)
 
 
-@pytest.mark.promise("Clusters: Jobs that wait for each other's nodes are reported as deadlocked; gangs never are")
+@pytest.mark.promise("Clusters: A gang gets nodes for all of its pods, or takes none")
 @pytest.mark.parametrize("version", RECORDED)
 def test_native_groups_have_the_form_that_kubernetes_publishes(version: str) -> None:
     cases = itertools.product(
@@ -83,7 +83,7 @@ def served(fake: FakeApiServer, *versions: str) -> None:
         fake.objects[f"/apis/{version}/namespaces/team/podgroups"] = {}
 
 
-@pytest.mark.promise("Clusters: Jobs that wait for each other's nodes are reported as deadlocked; gangs never are")
+@pytest.mark.promise("Clusters: A gang gets nodes for all of its pods, or takes none")
 def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
     fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
