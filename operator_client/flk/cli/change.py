@@ -103,7 +103,7 @@ def restart(
 
     The code and the options stay. The pods of a job that runs get SIGTERM and their grace period, in which a job that
     uses flk's library saves. Checkpoints in memory end with the pods: a job that has no others is restarted only with
-    --lose-progress. A job that has ended is deleted and created again under its name. Of several jobs, eight are
+    --lose-progress. A job that has ended is deleted and created again under its name. With several jobs, eight are
     restarted at a time. With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are
     finished.
 

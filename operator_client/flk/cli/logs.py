@@ -49,10 +49,10 @@ def logs(
 ) -> int | None:
     """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
-    Of several jobs, each line begins with the name of its job, and the worst exit code counts. On a terminal, equal
+    With several jobs, each line begins with the name of its job, and the worst exit code counts. On a terminal, equal
     lines of several ranks are one: [ranks 0-7].
     Waits for pods that are not up yet. If the job is stuck, ends with the exit code of the cause, as `flk wait` does.
-    Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job or of pods that are gone, shows the
+    Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. If the job or its pods are gone, shows the
     last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")

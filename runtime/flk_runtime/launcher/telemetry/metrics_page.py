@@ -3,8 +3,8 @@
 Every launcher serves it at /metrics of the port FLK_METRICS_PORT, if that is set. The page is made when it is asked
 for, in a thread of its own, from values that the launcher's loop has left; the job does not depend on it.
 
-How many lines all pods of a job serve is bounded: in a job of more than RANKS_LIMIT ranks only pod 0 has lines for each
-rank. What it says of all ranks, such as the slowest and the median, has as many lines as in a small job.
+How many lines all pods of a job serve is bounded: in a job of more than RANKS_LIMIT ranks only those of pod 0 have
+lines. What pod 0 says of all ranks, such as the slowest and the median, has as many lines as in a small job.
 """
 
 from __future__ import annotations
