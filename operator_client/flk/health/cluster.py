@@ -77,28 +77,20 @@ def fitting(free: Amounts, needed: Amounts) -> int:
 def is_selected(node: Object, spec: Object) -> bool:
     """Return whether a node has the labels of a pod's node selector, and matches its required node affinity."""
     labels = node["metadata"].get("labels") or {}
-    return _matches_one(node, _node_terms(spec)) and (spec.get("nodeSelector") or {}).items() <= labels.items()
-
-
-def _matches_one(node: Object, terms: Sequence[Object]) -> bool:
-    """Return whether a node matches one of the terms of a node affinity; without terms each node does."""
-    labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
-    return not terms or any(
+    terms = _node_terms(spec)  # of which one suffices
+    matches = not terms or any(
         all(_matches(labels, each) for each in term.get("matchExpressions") or [])
         and all(_matches(fields, each) for each in term.get("matchFields") or [])
         for term in terms
     )
+    return matches and (spec.get("nodeSelector") or {}).items() <= labels.items()
 
 
 def node_affinity_text(spec: Object) -> str:
     """Return the required node affinity of a pod in a few words; empty if it has none."""
-    return _terms_text(_node_terms(spec))
-
-
-def _terms_text(terms: Sequence[Object]) -> str:
     texts = []
-    for term in terms:
+    for term in _node_terms(spec):
         parts = (
             f"{e.get('key')} {e.get('operator')} {', '.join(e.get('values') or [])}".strip()
             for e in (*(term.get("matchExpressions") or []), *(term.get("matchFields") or []))
@@ -170,7 +162,7 @@ def is_allowed(node: Object, spec: Object, *, when_back: bool = False) -> bool:
 
 _REASON: Final = r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )"
 _TAINT: Final = r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?"
-_INSUFFICIENT: Final = r"Insufficient (\S+?)\.?$"
+_INSUFFICIENT: Final = r"^Too many (pods)|Insufficient (\S+?)\.?$"
 _CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
 # test is closer to taking the pod.
@@ -209,9 +201,7 @@ def _reason(nodes: int, text: str) -> NodeReason:
         return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1] or "")
     insufficient = re.search(_INSUFFICIENT, text)
     if insufficient:
-        return NodeReason("resource", nodes, text, insufficient[1])
-    if text.startswith("Too many pods"):
-        return NodeReason("resource", nodes, text, "pods")
+        return NodeReason("resource", nodes, text, insufficient[1] or insufficient[2])
     for kind, words in (
         ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
         ("volume", ("PersistentVolume", "persistentvolumeclaim", "volume")),

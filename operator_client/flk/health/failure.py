@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from flk.health.cause import Cause, Found
@@ -59,7 +59,8 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
         and view.killed_by_memory_limit(name, since)
     )
     # A launcher has seen the end of its ranks itself. An exit code of a rank says nothing about a container.
-    of_container = failure.kind is Kind.LOST or (failure.exit_code == SIGKILLED and not _is_recorded(failure, view))
+    is_recorded = any(failure in (record.failure, *(a.failure for a in record.attempts)) for record in view.records)
+    of_container = failure.kind is Kind.LOST or (failure.exit_code == SIGKILLED and not is_recorded)
     killed = failure.kind is Kind.CONTAINER_KILLED or (of_container and view.got_sigkill(name, since))
     outside = view.outside_end(name, since, failure.time or math.inf) if killed and not known else ""
     if outside and failure.kind is Kind.CONTAINER_KILLED:
@@ -73,10 +74,6 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
         message = f"the limit is {limit}; a larger --memory helps" if limit else "a larger --memory helps"
         return replace(failure, message=message if known else f"nothing else explains its SIGKILL; {message}")
     return failure
-
-
-def _is_recorded(failure: Failure, view: JobView) -> bool:
-    return any(failure in (record.failure, *(a.failure for a in record.attempts)) for record in view.records)
 
 
 def exit_code_of(failure: Failure) -> ExitCode:
@@ -159,7 +156,7 @@ def find_errors(lines: Sequence[str]) -> list[LoggedError]:
 def _traceback(texts: Sequence[str], begin: int) -> LoggedError | None:
     """Return the error whose traceback begins at an index; None if the log ends in the middle of it."""
     indent = len(texts[begin]) - len(texts[begin].lstrip(" "))
-    for position, text in _following(texts, begin):
+    for position, text in enumerate(texts[begin + 1 :], begin + 1):
         if text[:indent].strip() == "" and not text[indent : indent + 1].isspace() and text.strip():
             match = re.match(_EXCEPTION, text[indent:])
             if match is None:
@@ -168,10 +165,6 @@ def _traceback(texts: Sequence[str], begin: int) -> LoggedError | None:
             secondary = kind_of_text(name, message).meaning.secondary
             return LoggedError(begin, position + 1, name, message.strip(), secondary)
     return None
-
-
-def _following(texts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
-    return ((position, texts[position]) for position in range(begin + 1, len(texts)))
 
 
 # With these a launcher reports the end of its children; the log of the children has the cause.

@@ -172,14 +172,10 @@ def _faulty_node(view: JobView) -> Found | None:
     for name, pod in suspects(view).items():
         node = view.seen.nodes.get(name)
         for text, evidence in _faults(node) if node else ():
-            return Found(_with_end(view, f"{pod}: node {name} {text}"), _remedy(view, name), [evidence], [pod])
+            failure = job_failure(view)
+            ended = f"; {failure.summary}" if failure else ""
+            return Found(f"{pod}: node {name} {text}{ended}", _remedy(view, name), [evidence], [pod])
     return None
-
-
-def _with_end(view: JobView, text: str) -> str:
-    """Return the sentence with the failure that the job ended with."""
-    failure = job_failure(view)
-    return f"{text}; {failure.summary}" if failure else text
 
 
 def _remedy(view: JobView, node: str) -> str:

@@ -104,11 +104,6 @@ def _check_claims(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("claim", Level.OK, f"exist: {', '.join(fine)}")
 
 
-def _lacks_reference(view: JobView) -> Match | None:
-    """Find pods that wait for a Secret, a ConfigMap or a key, which they mount or take variables from."""
-    return waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view)
-
-
 def _reference_missing(view: JobView, match: Match) -> Found:
     _, key, kind, name, mounted_kind, mounted_name = match.texts
     kind, name = kind or _KINDS[mounted_kind], name or mounted_name
@@ -232,7 +227,11 @@ def _attached_elsewhere(view: JobView, match: Match) -> Found:
 REFERENCES: Final = (
     Cause(
         MISSING,
-        found_by(_lacks_reference, _reference_missing),
+        # Of variables, or of volumes.
+        found_by(
+            lambda view: waiting(CONFIG_ERRORS, _ABSENT)(view) or _unmounted(_ABSENT)(view),
+            _reference_missing,
+        ),
         grace=60,
         awaits="whoever makes a Secret or a ConfigMap, such as cert-manager",
     ),

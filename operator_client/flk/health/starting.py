@@ -26,7 +26,7 @@ from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allo
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
-from flk.observe.pods import one_line
+from flk.observe.pods import INIT, failed_init, one_line
 from flk.observe.view import JobView, Recreation, pod_spec
 from flk.spec.units import timestamp
 from flk_runtime.contract import ExitCode
@@ -233,10 +233,12 @@ def _starts(view: JobView) -> list[tuple[str, str, Evidence]]:
 
 
 def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
-    statuses = ((view.objects.get(name) or {}).get("status") or {}).get("containerStatuses") or []
+    """Return the states of the containers of a pod, those before their last restarts too, each with its path."""
+    of_pod = (view.objects.get(name) or {}).get("status") or {}
     return [
-        (f"status.containerStatuses[{status.get('name')}].{which}.{kind}", status[which][kind])
-        for status in statuses
+        (f"status.{key}[{status.get('name')}].{which}.{kind}", status[which][kind])
+        for key in ("initContainerStatuses", "containerStatuses")
+        for status in of_pod.get(key) or []
         for which in ("state", "lastState")
         for kind in ("waiting", "terminated")
         if (status.get(which) or {}).get(kind)
@@ -304,6 +306,8 @@ def _crash_loop(view: JobView) -> Found | None:
     path, last = next(
         (found for found in reversed(_states(view, pod.name)) if found[0].endswith("terminated")), ("", {})
     )
+    of_init = re.match(r"status\.init\w+\[(.*)\]", path)
+    which, option = (f"init container {of_init[1]}", f" -c {of_init[1]}") if of_init else ("the container", "")
     code = last.get("exitCode")
     ended = f" with exit code {code}" if code is not None else ""
     evidence = [pod_evidence(view, pod, container_path(view))]
@@ -314,8 +318,8 @@ def _crash_loop(view: JobView) -> Found | None:
     if lines:
         evidence.append(Evidence(f"log of {pod.name}", lines[-1].strip()))
     return Found(
-        f"{subject(looping)}: the container ends again and again{ended}" + (f": {lines[-1].strip()}" if lines else ""),
-        f"{view.kubectl(f'logs {pod.name} --previous')} shows what it printed before it ended",
+        f"{subject(looping)}: {which} ends again and again{ended}" + (f": {lines[-1].strip()}" if lines else ""),
+        f"{view.kubectl(f'logs {pod.name}{option} --previous')} shows what it printed before it ended",
         evidence,
         names(looping),
         since=_loop_began(view, pod, last),
@@ -367,6 +371,21 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
         [last.evidence],
         [name],
         since=last.lives[LOOP - 1][1],
+    )
+
+
+def _init_failed(view: JobView) -> Found | None:
+    """Find pods that their controller creates again because an init container has failed."""
+    pods = [pod for pod in view.pods if pod.reason.startswith(INIT) and not pod.failed_permanently]
+    if not pods:
+        return None
+    name, said = pods[0].name, f"{pods[0].reason}: {pods[0].message}"
+    logs = view.kubectl(f"logs {name} -c {failed_init(view.objects[name])['name']}")
+    return Found(
+        f"{subject(pods)}: {pods[0].message}, and the pod is created again",
+        f"{logs} shows what it printed; correct it in the job's patch",
+        [Evidence(f"pod {name}", said, "status.initContainerStatuses", pods[0].ended or 0.0)],
+        names(pods),
     )
 
 
@@ -472,7 +491,7 @@ CAUSES: Final = (
     ),
     Cause(
         "CrashLoop",
-        lambda view: _crash_loop(view) or _recreated_again_and_again(view),
+        lambda view: _crash_loop(view) or _recreated_again_and_again(view) or _init_failed(view),
         ExitCode.TRAINING,
         grace=60,
     ),

@@ -22,6 +22,15 @@ OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
 _RECORD: Final = "record of the launchers"
 _ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher why"
+# Why events of these reasons are no cause.
+_HARMLESS: Final = {
+    "SetPodTemplateRestartPolicy": "harmless: the operator sets the restart policy of the pods itself",
+    "DNSConfigForming": "harmless: the node shortens the list of search domains",
+    **dict.fromkeys(
+        ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"),
+        "a consequence: the operator says what it does about it",
+    ),
+}
 _REPEATING: Final = (
     "BackOff",
     "CrashLoopBackOff",
@@ -260,18 +269,14 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
 
 def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | None) -> str:
     """Return why an event of this reason is not the cause; empty: it repeats the cause."""
-    if reason == "SetPodTemplateRestartPolicy":
-        return "harmless: the operator sets the restart policy of the pods itself"
-    if reason == "DNSConfigForming":
-        return "harmless: the node shortens the list of search domains"
+    if reason in _HARMLESS:
+        return _HARMLESS[reason]
     if reason == "FailedScheduling" and pod is not None and pod.node:
         return f"resolved: the pod has node {pod.node} since"
     if reason in ("FailedMount", "FailedAttachVolume") and pod is not None and (pod.started or pod.ended):
         return "resolved: the volumes were mounted after it"
     if reason.startswith("FailedCreate") and not any(p.absent for p in view.pods) and not view.refusals:
         return "resolved: all pods exist now"
-    if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
-        return "a consequence: the operator says what it does about it"
     alike = {each.phase for each in view.pods if cause and each.name in cause.pods}
     repeats = cause is not None and reason in _REPEATING and (pod is None or not alike or pod.phase in alike)
     return "" if repeats else "flk does not know this event as a cause"

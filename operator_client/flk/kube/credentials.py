@@ -7,6 +7,7 @@ reader ignores impersonation, and its renewal takes no lock.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -150,10 +151,8 @@ def _from_plugin(context: Context) -> Credential:
 def _expiration(time_text: Any) -> float:
     """Return an RFC 3339 time in seconds since the epoch; infinity for none."""
     try:
-        whole = str(time_text).replace("Z", "+00:00")
-        start, dot, rest = whole.partition(".")
-        zone = rest.lstrip("0123456789")
-        return datetime.fromisoformat(start + zone if dot else whole).timestamp()
+        whole = re.sub(r"\.\d+", "", str(time_text)).replace("Z", "+00:00")  # Python 3.10 takes few fractions
+        return datetime.fromisoformat(whole).timestamp()
     except (ValueError, OverflowError):
         return math.inf
 

@@ -26,9 +26,15 @@ _LAUNCHERS: Final = ("torch.distributed.run", _OLD_LAUNCHER)
 # Options of torchrun without a value; and those that start another program than a Python script.
 _SWITCHES: Final = ("--standalone", "--use-env", "--virtual-local-rank", "--")
 _OTHER_PROGRAM: Final = ("--no-python", "--run-path")
+# Options of accelerate launch for what flk does: their names and values, each word with a NUL at its end.
+_OF_ACCELERATE: Final = re.compile(
+    r"(?<![^\0])--(num[-_](?:processes|machines)|machine[-_]rank|main[-_]process[-_](?:ip|port))[=\0]([^\0]*)\0"
+)
 _BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
 
 _CHANGED_BY_SHELL: Final = frozenset("`$|<>;&*?(){}")  # characters about which a shell would do something
+_IN_QUOTES: Final = {ord(char): 0xE000 + ord(char) for char in "|<>;&*?(){}"}  # what stands for those in quotes
+_AS_WRITTEN: Final = {quoted: plain for plain, quoted in _IN_QUOTES.items()}
 _EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
 # A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
 _SETS_VARIABLES: Final = (
@@ -43,6 +49,7 @@ _ASSIGNMENT: Final = re.compile(r"\w+=")
 # A part of a command. Group 1 is one in single quotes, in which a shell replaces nothing.
 _PART: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
+_COMPUTED: Final = re.compile(r"\$\(\([^()]*\)\)")
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
 # Or a file that is written here, whose lines are neither commands nor comments.
 _KEPT: Final = re.compile(rf"""<<-?[ ]*(['"]?)(\w+)\1(?!\w).*?\n\t*\2(?!\S)|{_QUOTED.pattern}""", re.DOTALL)
@@ -84,13 +91,15 @@ def command_of_job(command: Command, env: Mapping[str, str], ranks: object) -> C
         before = f" before {words[0]}, an option that a job cannot give to Python" if words else ""
         raise ValueError(f"has no script and no module{before}")
     if changed := next((word for word in words if changing & {*word}), None):
-        raise ValueError(f"{changed}: a job's arguments are as they are written, and no shell changes them")
+        raise ValueError(
+            f"{changed.translate(_AS_WRITTEN)}: a job's arguments are as they are written, and no shell changes them"
+        )
     if words[0] != "-m":
         root = command.folder if command.folder.startswith("/") else ""
         words = [str(PurePosixPath(root) / words[0]), *words[1:]]
     if outside := next((word for word in words if _OUTSIDE.match(word)), None):
         raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
-    return replace(command, words=words, fields=fields)
+    return replace(command, words=[word.translate(_AS_WRITTEN) for word in words], fields=fields)
 
 
 def shell_word(folder: str) -> str:
@@ -126,14 +135,27 @@ def _without_options(words: list[str]) -> list[str]:
 
 def _launched(words: list[str], ranks: object = None) -> tuple[dict[str, Any], list[str]] | None:
     """Return what `_script_of` does of a command that starts ranks by a launcher; None of any other."""
-    module = _without_options(words) if _PYTHON.fullmatch(words[0]) else words
+    module = _without_options(words) if _PYTHON.fullmatch(words[0]) else [PurePosixPath(words[0]).name, *words[1:]]
     if module[:2] in (["accelerate", "launch"], ["-m", "accelerate.commands.launch"]):
-        return {}, ["-m", "flk_hosts.accelerate_launch", *module[2:]]
-    if PurePosixPath(words[0]).name == "torchrun":
-        return _torchrun(words[1:], ranks)
+        return _accelerate(module[2:])
+    if module[:1] == ["torchrun"]:
+        return _torchrun(module[1:], ranks)
     if module[:1] == ["-m"] and module[1:2] and module[1] in _LAUNCHERS:
         return _torchrun(module[2:], ranks, passes_rank=module[1] == _OLD_LAUNCHER)
     return None
+
+
+def _accelerate(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return what `_script_of` does of the words after ``accelerate launch``, whose options end at the script."""
+    script = next((i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), 0)
+    options = "".join(f"{word}\0" for word in words[:script])
+    given = {name.replace("-", "_"): value for name, value in _OF_ACCELERATE.findall(options)}
+    ranks, machines = given.get("num_processes", ""), given.get("num_machines", "1")
+    # What no option says, a configuration file in the image may say.
+    told = ranks.isdecimal() and machines.isdecimal() and not re.search(r"(?<!\w)--config", options)
+    fields = {"processes": int(ranks) // max(1, int(machines))} if told else {}
+    kept = _OF_ACCELERATE.sub("", options).split("\0")[:-1]
+    return fields, ["-m", "flk_hosts.accelerate_launch", *kept, *words[script:]]
 
 
 def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -145,14 +167,14 @@ def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> 
     fields: dict[str, Any] = {}
     module = False
     while words and words[0].startswith("-"):
-        option, _, value = words[0].partition("=")
+        option, equals, value = words[0].partition("=")
         option = option.replace("_", "-")  # torchrun takes both
         if option in _OTHER_PROGRAM:
             raise ValueError(f"{option} starts another program than a Python script")
         words, passes_rank = words[1:], passes_rank and option != "--use-env"
         if option in ("-m", "--module"):
             module = True
-        elif option not in _SWITCHES and not value:
+        elif option not in _SWITCHES and not equals:
             value, words = words[0] if words else "", words[1:]
         if option == "--nproc-per-node" and value.isdecimal():
             fields["processes"] = int(value)
@@ -213,7 +235,12 @@ def _expanded(command: str, known: Mapping[str, str]) -> str:
         value = known.get(found[1] or found[2], "")
         return value if shlex.quote(value) == value else found[0]
 
-    return _PART.sub(lambda part: part[0] if part[1] else _VARIABLE.sub(value, part[0]), command)
+    def text(part: re.Match[str]) -> str:
+        expanded = part[0] if part[1] else _VARIABLE.sub(value, part[0])
+        return expanded.translate(_IN_QUOTES) if part[0][0] in "'\"" else expanded
+
+    # The blanks in a computation would make several words of it.
+    return _COMPUTED.sub(lambda found: "".join(found[0].split()), _PART.sub(text, command))
 
 
 def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:

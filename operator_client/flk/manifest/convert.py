@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from flk.errors import UsageError
 from flk.manifest.command import Command, command_of_job, shell_word
-from flk.manifest.pod import USER, patched
+from flk.manifest.pod import LAUNCHER_GRACE, USER, patched
 from flk.manifest.render import dumped
 from flk.spec import labels
 from flk.spec.fields import RUNTIME
-from flk.spec.file import mapping
+from flk.spec.file import ManifestLoader, mapping
 from flk.spec.job import validated
 from flk.targets.pytorchjob import PyTorchJob
 from flk_runtime.contract import pod_layout, user_env
@@ -49,7 +49,7 @@ def convert(text: str, source: str) -> Converted:
 
     Raises UsageError with a line for each field that a job cannot have.
     """
-    documents = [mapping(part, source) for part in re.split(r"(?m)^---.*$", text)]
+    documents = [mapping(part, source, ManifestLoader) for part in re.split(r"(?m)^---.*$", text)]
     found = [(document, job) for document in documents for job in _jobs_in(document)]
     if len(found) != 1:
         raise UsageError(f"{source}: has {len(found)} PyTorchJobs: expected one")
@@ -190,6 +190,8 @@ class _Conversion:
         main = (named or containers)[0]
         others = [container for container in containers if container is not main]
         fields: dict[str, Any] = {"restarts": 0} if role.get("restartPolicy") == "Never" else {}
+        if isinstance(spec.get("terminationGracePeriodSeconds"), int):
+            fields["grace"] = max(1, spec.pop("terminationGracePeriodSeconds") - LAUNCHER_GRACE)
         fields |= self._container(path, main)
         main.pop("name", None)
         inits = self._mappings(f"{path}.initContainers", spec.pop("initContainers", None))
@@ -255,8 +257,8 @@ class _Conversion:
         tagged = image.rpartition("/")[2].partition(":")[2] not in ("", "latest") or "@" in image
         policy = main.pop("imagePullPolicy", "IfNotPresent" if tagged else "Always")
         main["ports"] = [
-            port
-            for port in self._mappings(f"{where}.ports", main.pop("ports", None))
+            {"name": f"port-{number}", **port}  # without a name, they would take the place of flk's
+            for number, port in enumerate(self._mappings(f"{where}.ports", main.pop("ports", None)))
             if port.get("name") != PyTorchJob.port_name
         ]
         words = [
@@ -283,9 +285,9 @@ class _Conversion:
             self.refused.append(f"{where}.command: {error}")
         if (ranks := fields.get("processes", self.ranks)) == "cpu":
             self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
-        elif ranks == "auto":
+        elif ranks in ("auto", None):  # the default, too
             fields.pop("processes", None)
-            if "gpu" not in fields.get("resources", {}):
+            if "gpu'" not in str(fields.get("resources")):  # nor amd.com/gpu
                 self.notes.append(
                     "nprocPerNode auto became one rank in each pod, which names no GPUs; processes: N gives others"
                 )
@@ -345,7 +347,7 @@ def _resources(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> tuple[
             resources |= {"memory": amount, "memory_limit": limit if limit != amount else None}
         elif name == "ephemeral-storage" and limit == amount:
             resources["ephemeral_storage"] = amount
-        elif name in ("memory", "ephemeral-storage") or name.startswith("hugepages-"):
+        elif amount == "0" or name in ("memory", "ephemeral-storage") or name.startswith("hugepages-"):
             kept.add(name)
         elif not amount.isdecimal():
             raise ValueError(f"{name}: must be a number (is {amount!r})")

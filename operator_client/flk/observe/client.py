@@ -18,7 +18,6 @@ from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
 from flk.spec import labels
 from flk.spec.names import object_name
-from flk.spec.units import created_at, short_duration
 from flk.targets import TARGETS
 from flk.targets.model import Controller
 from flk.user.commands import Commands
@@ -390,8 +389,3 @@ def _is_training_job(target: targets.Target, job: Object) -> bool:
 def _with_kind(job: Object, target: targets.Target) -> Object:
     """Return an object with its kind, which lists leave out, or give as PartialObjectMetadata."""
     return {**job, "apiVersion": target.api_version, "kind": target.kind}
-
-
-def age(item: Object, now: float) -> str:
-    """Return how long ago an object was created, in the two largest units, as kubectl prints it."""
-    return short_duration(now - created_at(item))

@@ -18,6 +18,7 @@ SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 # Executes a command that finds the programs of the job's packages first, and the packages by their Python.
 _WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
+INIT: Final = "Init:"  # begins the reason of a pod whose init container has failed, as kubectl writes it
 
 
 def missing_pod(
@@ -39,10 +40,12 @@ def existing_pod(
     code = ended.get("exitCode")
     phase = _phase(pod, state)
     reason, message = _reason(pod, phase, state, events)
+    shown = failed_init(pod) if reason.startswith(INIT) else ended
     # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more. The operator also brings
     # back pods of OnFailure and Always, whose containers the kubelet starts again: such a pod ended from outside.
-    recreated = restart_policy == EXIT_CODE and (code is None or code >= FIRST_SIGNAL)
-    recreated = recreated or restart_policy in (REPLACED, *KEPT_BY_KUBELET)
+    recreated = restart_policy in (REPLACED, *KEPT_BY_KUBELET) or (
+        restart_policy == EXIT_CODE and (code is None or code >= FIRST_SIGNAL)
+    )
     stopped = bool(pod["metadata"].get("deletionTimestamp"))  # the deletion ended it: it did not fail by itself
     return PodState(
         index=index,
@@ -54,9 +57,9 @@ def existing_pod(
         message=message,
         restarts=int(container.get("restartCount") or 0),
         started=timestamp((state.get("running") or ended).get("startedAt")) or None,
-        ended=timestamp(ended.get("finishedAt")) or None,
-        exit_code=code,
-        signal=_signal(ended),
+        ended=timestamp(shown.get("finishedAt")) or None,
+        exit_code=shown.get("exitCode"),
+        signal=_signal(shown),
         memory_limit=memory_limit(pod),
         failed_permanently=phase == PodPhase.FAILED and not recreated and not stopped,
         record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
@@ -107,6 +110,13 @@ def _ends(pod: Object) -> list[Object]:
     """Return how the training container ended now and before; empty objects if it did not."""
     container = container_status(pod)
     return [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
+
+
+def failed_init(pod: Object) -> Object:
+    """Return how an init container of a pod has ended that failed, with its name; empty if none has."""
+    every = (pod.get("status") or {}).get("initContainerStatuses") or []
+    ends = ({**((each.get("state") or {}).get("terminated") or {}), "name": each.get("name")} for each in every)
+    return next((end for end in ends if end.get("exitCode")), {})
 
 
 def memory_limit(pod: Object) -> str:
@@ -160,9 +170,10 @@ def _phase(pod: Object, state: Object) -> PodPhase:
     if phase == PodPhase.PENDING:
         return PodPhase.STARTING if spec.get("nodeName") else PodPhase.PENDING
     if phase == PodPhase.RUNNING:
-        if "terminated" in state and spec.get("restartPolicy") == "Never":
-            # The kubelet sets the phase of the pod a moment after its container has ended.
-            return PodPhase.SUCCEEDED if state["terminated"].get("exitCode") == 0 else PodPhase.FAILED
+        done = (state.get("terminated") or {}).get("exitCode") == 0
+        if "terminated" in state and spec.get("restartPolicy") in ("Never", "OnFailure" if done else ""):
+            # The kubelet sets the phase of the pod a moment after its container has ended, or after its sidecars have.
+            return PodPhase.SUCCEEDED if done else PodPhase.FAILED
         if _node_is_silent(pod):
             return PodPhase.UNKNOWN
         return PodPhase.RUNNING if "running" in state or not state else PodPhase.STARTING
@@ -205,8 +216,11 @@ def _failed_reason(pod: Object, state: Object) -> tuple[str, str]:
         return str(status["reason"]), one_line(status.get("message"))
     if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
         return str(evicted.get("reason")), one_line(evicted.get("message"))
+    if not ended and (init := failed_init(pod)):
+        text = f"its init container {init['name']} ended with exit code {init['exitCode']}"
+        return f"{INIT}{init.get('reason') or 'Error'}", text
     message = "" if JobRecord.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
-    return str(ended.get("reason") or status.get("reason") or "Error"), message
+    return str(ended.get("reason") or "Error"), message
 
 
 def _signal(ended: Object) -> int | None:

@@ -86,7 +86,7 @@ class OneOf:
 
     def _check(self, value: str) -> str:
         if value not in self._known:
-            raise ValueError(f"must be one of {', '.join(self._known)} (is {value!r})")
+            raise ValueError(f"must be one of {', '.join(filter(None, self._known))} (is {value!r})")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -162,12 +162,6 @@ def _strategy(value: str) -> str:
         return parse_strategy(value)
     except ValueError:
         raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
-
-
-def _effect(value: str) -> str:
-    if value and value not in _EFFECTS:
-        raise ValueError(f"must be one of {', '.join(_EFFECTS)} (is {value!r})")
-    return value
 
 
 RUNTIME: Final = "runtime"
@@ -319,7 +313,7 @@ class Toleration(StrictModel):
     key: str = ""
     operator: Annotated[str, OneOf("Exists", "Equal")] = "Equal"
     value: LabelValue = ""
-    effect: Annotated[str, AfterValidator(_effect), WithJsonSchema({"enum": ["", *_EFFECTS]})] = ""
+    effect: Annotated[str, OneOf("", *_EFFECTS)] = ""
     tolerationSeconds: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
 
     @model_validator(mode="before")

@@ -63,6 +63,13 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
+class ManifestLoader(_Loader):
+    """A loader of manifests, in which kubectl reads a number with a leading zero as octal: ``defaultMode: 0755``."""
+
+
+ManifestLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^0[0-7]+$"), ["0"])
+
+
 def read(path: str, *, hint: str = "") -> dict[str, Any]:
     """Return the mapping in a YAML file, or on stdin for ``-``. Raises UsageError with the line for anything else.
 
@@ -72,8 +79,14 @@ def read(path: str, *, hint: str = "") -> dict[str, Any]:
 
 
 def job_fields(path: str) -> dict[str, Any]:
-    """Return the fields that a job file sets. A key without a value sets none."""
-    return {key: value for key, value in read(path, hint="`flk init` writes flk.yaml").items() if value is not None}
+    """Return the fields that a job file sets. A key without a value sets none. Raises UsageError for a manifest."""
+    fields = read(path, hint="`flk init` writes flk.yaml")
+    if {"apiVersion", "kind"} <= fields.keys():
+        raise UsageError(
+            f"{source_name(path)}: is a manifest of a {fields['kind']}, not a job file",
+            hint="`flk convert FILE > flk.yaml` makes one of a PyTorchJob",
+        )
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def source_name(path: str) -> str:
@@ -81,11 +94,11 @@ def source_name(path: str) -> str:
     return "stdin" if path == "-" else path
 
 
-def mapping(text: str, source: str) -> dict[str, Any]:
+def mapping(text: str, source: str, loader: type[_Loader] = _Loader) -> dict[str, Any]:
     """Return the mapping that YAML text describes, empty for an empty text. ``source`` names the text in errors."""
     try:
         _check_depth(text, source)
-        data = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        data = yaml.load(text, loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source

@@ -93,27 +93,36 @@ def default_name(command: list[str], replicas: int, target: str = DEFAULT_TARGET
     return f"{stem[:room].rstrip('-')}-{suffix}"
 
 
-def namespace(name: str) -> str:
-    """Check the name of a namespace."""
-    if len(name) > LABEL_LIMIT or "." in name or not re.fullmatch(SUBDOMAIN, name):
-        raise ValueError(f"must be at most {LABEL_LIMIT} lower-case letters, digits and '-' (is {name!r})")
-    return name
+def _matching(pattern: str, form: str, limit: int = SUBDOMAIN_LIMIT) -> Callable[[str], str]:
+    """Return the check of a name that is matched by ``pattern`` whole. ``form`` says what it must be."""
+
+    def check(name: str) -> str:
+        if len(name) > limit or not re.fullmatch(pattern, name):
+            raise ValueError(f"must be {form} (is {name!r})")
+        return name
+
+    return check
 
 
-def object_name(name: str) -> str:
-    """Check the name of a PersistentVolumeClaim, a Secret or another object."""
-    if len(name) > SUBDOMAIN_LIMIT or not re.fullmatch(SUBDOMAIN, name):
-        raise ValueError(
-            f"must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is {name!r})"
-        )
-    return name
-
-
-def data_key(key: str) -> str:
-    """Check a key in the data of a Secret."""
-    if len(key) > SUBDOMAIN_LIMIT or not re.fullmatch(DATA_KEY, key) or key == "." or key.startswith(".."):
-        raise ValueError(f"must be letters, digits, '-', '_' and '.' (is {key!r})")
-    return key
+namespace: Final = _matching(
+    rf"(?!.*\.){SUBDOMAIN}", f"at most {LABEL_LIMIT} lower-case letters, digits and '-'", LABEL_LIMIT
+)
+# Of a PersistentVolumeClaim, a Secret or another object.
+object_name: Final = _matching(
+    SUBDOMAIN, "lower-case letters, digits, '-' and '.', and start and end with a letter or digit"
+)
+# A key in the data of a Secret.
+data_key: Final = _matching(rf"(?!\.\.|\.\Z){DATA_KEY}", "letters, digits, '-', '_' and '.'")
+# The value of a label, which may be empty.
+label_value: Final = _matching(
+    rf"({QUALIFIED})?",
+    f"at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', and start and end with a letter or digit",
+    LABEL_LIMIT,
+)
+# The reference of a container image: [host[:port]/]path[:tag][@digest].
+image: Final = _matching(IMAGE, "an image like team/train:1.2, with a lower-case path and no spaces", 512)
+# Of Python: train, package.train.
+module: Final = _matching(_MODULE, "the name of a module, like package.train", TEXT_LIMIT)
 
 
 def extended_resource(name: str) -> str:
@@ -144,16 +153,6 @@ def label_key(key: str) -> str:
             f"and start and end with a letter or digit (is {key!r})"
         )
     return key
-
-
-def label_value(value: str) -> str:
-    """Check the value of a label, which may be empty."""
-    if value and (len(value) > LABEL_LIMIT or not re.fullmatch(QUALIFIED, value)):
-        raise ValueError(
-            f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
-            f"and start and end with a letter or digit (is {value!r})"
-        )
-    return value
 
 
 def queue(name: str) -> str:
@@ -187,22 +186,6 @@ def text(value: str) -> str:
     if size > TEXT_LIMIT:
         raise ValueError(f"must have at most {TEXT_LIMIT:,} bytes, not {size:,}: put large values in a file")
     return value
-
-
-def image(reference: str) -> str:
-    """Check the reference of a container image: ``[host[:port]/]path[:tag][@digest]``."""
-    if len(reference) > 512 or not re.fullmatch(IMAGE, reference):
-        raise ValueError(
-            f"must be an image like team/train:1.2, with a lower-case path and no spaces (is {reference!r})"
-        )
-    return reference
-
-
-def module(name: str) -> str:
-    """Check the name of a Python module: ``train``, ``package.train``."""
-    if not re.fullmatch(_MODULE, name):
-        raise ValueError(f"must be the name of a module, like package.train (is {name!r})")
-    return name
 
 
 def s3_address(address: str) -> str:

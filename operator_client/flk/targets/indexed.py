@@ -84,14 +84,6 @@ class IndexedTarget(Target):
         number = str(number if number is not None else (meta.get("labels") or {}).get(COMPLETION_INDEX, "0"))
         return WORKER, int(number) if number.isdecimal() and number.isascii() else 0
 
-    def pod_selector(self, job: str) -> str:
-        """Return the selector of flk's own label."""
-        return f"{labels.JOB}={job}" if job else labels.JOB
-
-    def job_name(self, pod: Object) -> str:
-        """Return the name that flk's label gives."""
-        return str(labels.of(pod).get(labels.JOB, ""))
-
 
 class IndexedJob(IndexedTarget):
     """An indexed Job, with a headless Service for the names of its pods."""

@@ -90,6 +90,7 @@ class Target(ABC):
     plural: ClassVar[str]
     container: ClassVar[str] = pod_layout.CONTAINER  # name of the training container
     port_name: ClassVar[str] = "rendezvous"  # of the port at which the launcher of pod 0 listens
+    job_label: ClassVar[str] = labels.JOB  # of pods: the name of their job
     index_field: ClassVar[str]  # of the downward API: where a pod finds its index
     suspend_path: ClassVar[str] = "spec.suspend"
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
@@ -142,13 +143,13 @@ class Target(ABC):
     def position(self, pod: Object) -> tuple[str, int]:
         """Return the role and the number of a pod in its role."""
 
-    @abstractmethod
     def pod_selector(self, job: str) -> str:
         """Return the label selector of the pods of a job, or, for an empty name, of all jobs of this target."""
+        return f"{self.job_label}={job}" if job else self.job_label
 
-    @abstractmethod
     def job_name(self, pod: Object) -> str:
         """Return the name of the job that a pod belongs to."""
+        return str(labels.of(pod).get(self.job_label, ""))
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether a pod belongs to exactly the job of a UID, and not to an earlier one of the same name.

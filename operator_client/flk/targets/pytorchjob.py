@@ -40,6 +40,7 @@ class PyTorchJob(Target):
     version = "v1"
     plural = "pytorchjobs"
     port_name = "pytorchjob-port"  # the operator looks for it, and makes one of port 23456 otherwise
+    job_label = labels.OPERATOR_JOB_NAME  # which pods of jobs without flk have too
     index_field = f"metadata.labels['{labels.REPLICA_INDEX}']"
     suspend_path = "spec.runPolicy.suspend"
     selector = ""
@@ -96,7 +97,7 @@ class PyTorchJob(Target):
         specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
         return {
             role: Replicas(
-                count(job, f"replicas of {role}", specs[role].get("replicas") or 1),
+                count(job, f"replicas of {role}", 1 if (given := specs[role].get("replicas")) is None else given),
                 specs[role].get("template") or {},
                 str(specs[role].get("restartPolicy") or _DEFAULT_POLICY),
             )
@@ -114,14 +115,6 @@ class PyTorchJob(Target):
         number = str(found.get(labels.REPLICA_INDEX, "0"))
         role = str(found.get(labels.REPLICA_TYPE, "worker")).capitalize()
         return role, int(number) if number.isdecimal() and number.isascii() else 0
-
-    def pod_selector(self, job: str) -> str:
-        """Return the selector of the operator's label, which pods of jobs without flk have too."""
-        return f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
-
-    def job_name(self, pod: Object) -> str:
-        """Return the name that the operator's label gives."""
-        return str(labels.of(pod).get(labels.OPERATOR_JOB_NAME, ""))
 
     def processes(self, job: Object) -> int:
         """Return ``nprocPerNode`` if it is a number, else 1."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from flk.errors import UsageError
-from flk.spec import labels
 from flk.spec.units import created_at, timestamp
 from flk.targets.indexed import JOBSET_CONTROLLER, IndexedTarget, named
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Controller, Object, Parts, Replicas, count, is_controlled
@@ -53,6 +52,7 @@ class TrainJob(IndexedTarget):
     version = "v1alpha1"
     plural = "trainjobs"
     container = NODE
+    job_label = _JOBSET_NAME  # which TrainJobs without flk have too
     selector = ""
     controller = _TRAINER.name
     controllers = (_TRAINER, JOBSET_CONTROLLER)  # Trainer makes a JobSet of each TrainJob
@@ -113,14 +113,6 @@ class TrainJob(IndexedTarget):
             container["resources"] = trainer["resourcesPerNode"]
         pods = count(job, "numNodes", trainer.get("numNodes") or 1)
         return {WORKER: Replicas(pods, template, EXIT_CODE if from_flk else REPLACED)}
-
-    def pod_selector(self, job: str) -> str:
-        """Return the selector of the JobSet's label, which TrainJobs without flk have too."""
-        return f"{_JOBSET_NAME}={job}" if job else _JOBSET_NAME
-
-    def job_name(self, pod: Object) -> str:
-        """Return the name of the JobSet, which is the TrainJob's."""
-        return str(labels.of(pod).get(_JOBSET_NAME, ""))
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the pod is of the TrainJob's Job, and not older: no pod has the UID of its TrainJob."""

@@ -19,9 +19,10 @@ from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, Missin
 from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import change_job, merge, starting
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe.client import JobClient, age
+from flk.observe.client import JobClient
 from flk.observe.resources import WORKLOADS, owned_resource, resource_of
 from flk.spec import labels
+from flk.spec.units import created_at, short_duration
 from flk.targets import target_of
 from flk.targets.rendezvous import needs_secret, require_secret
 
@@ -240,7 +241,7 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
         return None
     annotations = labels.annotations_of(found)
     owner = annotations.get(labels.OWNER)
-    created = f", created {age(found, client.now())} ago" + (f" by {owner}" if owner else "")
+    created = f", created {short_duration(client.now() - created_at(found))} ago" + (f" by {owner}" if owner else "")
     if found["metadata"].get("deletionTimestamp"):
         raise ConflictError(
             f"a job {name} in namespace {client.namespace}{created}, is still being deleted",

@@ -140,3 +140,30 @@ def test_a_mount_that_fails_for_a_missing_object_is_told_once() -> None:
     assert [cause.code for cause in find(job.view())] == ["ReferenceMissing"]
     other = {"waiting": {"reason": "ErrImagePull", "message": "no match for platform in manifest"}}
     assert [cause.code for cause in find(JobBuilder(1).pod(0, "Pending", other).view())] == ["WrongArchitecture"]
+
+
+WAITING = {"waiting": {"reason": "PodInitializing"}}
+
+
+def with_init(phase: str, **status: Any) -> JobBuilder:
+    """A job whose pod 1 has an init container with this status."""
+    return JobBuilder().all("pod").pod(1, phase, WAITING, initContainerStatuses=[{"name": "fetch", **status}])
+
+
+def test_an_init_container_that_fails_is_the_cause_and_not_a_lost_pod() -> None:
+    failed = with_init("Failed", state={"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": MADE}})
+    (cause,) = find(failed.view())
+    assert (cause.code, cause.is_stuck(NOW)) == ("CrashLoop", True)
+    assert f"{POD}: its init container fetch ended with exit code 3, and the pod is created again" in cause.sentence
+    assert f"logs {POD} -c fetch" in cause.remedy
+    failed.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
+    state = failed.state()
+    assert (state.phase, state.reason, state.pods[1].reason) == (Phase.FAILED, "RankFailed", "Init:Error")
+    assert "init container fetch ended with exit code 3" in state.message
+
+
+def test_an_init_container_that_ends_again_and_again_is_named() -> None:
+    states = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 3}}}
+    (cause,) = find(with_init("Pending", **states).view())
+    assert f"{POD}: init container fetch ends again and again with exit code 3" in cause.sentence
+    assert f"logs {POD} -c fetch --previous" in cause.remedy

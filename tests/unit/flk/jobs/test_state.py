@@ -133,6 +133,20 @@ def test_an_evicted_pod_of_any_job_is_treated_as_the_operator_treats_it(policy: 
     assert (ended.state().phase == Phase.FAILED) == (policy in ("Never", "ExitCode"))
 
 
+@pytest.mark.parametrize(
+    ("policy", "code", "phase"),
+    [("OnFailure", 0, "Succeeded"), ("OnFailure", 1, "Starting"), ("Always", 0, "Starting"), ("Never", 1, "Failed")],
+)
+def test_a_pod_whose_sidecar_runs_on_has_ended_unless_its_container_starts_again(
+    policy: str, code: int, phase: str
+) -> None:
+    job = JobBuilder().all("pod", state={"terminated": {"exitCode": code}})
+    for pod in job.pods.values():
+        pod["spec"]["restartPolicy"] = policy
+    state = job.state()
+    assert ({pod.phase for pod in state.pods}, state.phase == Phase.SUCCEEDED) == ({phase}, phase == "Succeeded")
+
+
 def test_attempts_of_a_running_job_are_in_its_record() -> None:
     running = JobBuilder().all("pod")
     running.record = record(None, RAISED, LOST, None, outcome="running")

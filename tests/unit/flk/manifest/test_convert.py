@@ -96,9 +96,38 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         1,
     ),
     "accelerate as a module": (
-        ["python", "-m", "accelerate.commands.launch", "--num_processes", "8", "/a.py"],
+        ["python", "-m", "accelerate.commands.launch", "--num-processes", "8", "/a.py"],
         None,
-        ["-m", "flk_hosts.accelerate_launch", "--num_processes", "8", "/a.py"],
+        ["-m", "flk_hosts.accelerate_launch", "/a.py"],
+        8,
+    ),
+    "accelerate for all machines": (
+        ["/opt/bin/accelerate", "launch", "--num_machines=4", "--num_processes", "16", "/a.py", "--machine_rank", "5"],
+        None,
+        ["-m", "flk_hosts.accelerate_launch", "/a.py", "--machine_rank", "5"],
+        4,
+    ),
+    "accelerate by the shell": (
+        [
+            *("sh", "-c"),
+            "accelerate launch --config_file /c --num_processes=$(( 8 * $WORLD_SIZE )) --num_machines $WORLD_SIZE "
+            "--machine_rank=$RANK --main_process_ip ${MASTER_ADDR} --main_process_port 1 --use_fsdp -m team.train",
+        ],
+        None,
+        ["-m", "flk_hosts.accelerate_launch", "--config_file", "/c", "--use_fsdp", "-m", "team.train"],
+        None,
+    ),
+    "accelerate with a file that may say more": (
+        ["accelerate", "launch", "--num_processes=8", "--config_file=/c", "/a.py"],
+        None,
+        ["-m", "flk_hosts.accelerate_launch", "--config_file=/c", "/a.py"],
+        None,
+    ),
+    "value that is empty": (["torchrun", "--rdzv_id=", "/a.py", "b"], None, ["/a.py", "b"], None),
+    "quotes": (
+        ["sh", "-c", """torchrun /a.py '/d/{0..9}.tar' --x='a;b' "--y={\\"c\\": 1}" "*" """],
+        None,
+        ["/a.py", "/d/{0..9}.tar", "--x=a;b", '--y={"c": 1}', "*"],
         None,
     ),
     "folder above": (
@@ -204,6 +233,7 @@ def test_what_torchrun_and_kueue_are_told_becomes_fields() -> None:
         ({"memory": "200Mi"}, {}),  # with a limit, the pod would be out of memory where it was not
         ({"ephemeral-storage": "1Gi"}, {"ephemeral-storage": "9Gi"}),
         ({}, {"hugepages-2Mi": "5120Mi"}),
+        ({}, {"vpc.amazonaws.com/efa": 0}),
     ],
 )
 def test_amounts_that_no_field_of_a_job_has_stay_as_they_are(requests: Any, limits: Any) -> None:
@@ -361,6 +391,26 @@ def test_the_bound_that_an_elastic_job_lacks_is_its_number_of_pods(bound: str, s
     assert fields(manifest({"Worker": 4}, spec=spec))["elastic"] == sizes
 
 
+@pytest.mark.parametrize(("seconds", "grace"), [(300, 295), (3, 1)])
+def test_the_grace_period_of_a_pod_is_that_of_its_ranks(seconds: int, grace: int) -> None:
+    job = fields(manifest(pod={"terminationGracePeriodSeconds": seconds}))
+    assert (job["grace"], "patch" in job) == (grace, False)
+
+
+def test_a_mode_with_a_leading_zero_is_octal_as_for_kubectl() -> None:
+    volumes = [{"name": "code", "configMap": {"name": "code", "defaultMode": "MODE"}}]
+    text = manifest(pod={"volumes": volumes}).replace("MODE", "0755")
+    (volume,) = yaml.safe_load(job_file(convert(text, "old.yaml")))["patch"]["spec"]["volumes"]
+    assert volume["configMap"]["defaultMode"] == 0o755
+
+
+def test_a_port_without_a_name_takes_not_the_place_of_flks() -> None:
+    ports = [{"name": "pytorchjob-port", "containerPort": 23456}, {"containerPort": 8888}]
+    spec = pod_template(validated(fields(manifest(container={"ports": ports}))), Bundle(), [])["spec"]
+    (port,) = [port for port in spec["containers"][0]["ports"] if port["name"] == "pytorchjob-port"]
+    assert [each["containerPort"] for each in spec["containers"][0]["ports"]] == [port["containerPort"], 8888]
+
+
 def test_a_null_is_as_if_it_were_not_there() -> None:
     spec = {
         "runPolicy": {"backoffLimit": None},
@@ -482,10 +532,11 @@ def test_what_a_scheduling_policy_has_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("option", [[], ["--nproc-per-node=auto"]])
-def test_ranks_by_the_cpus_of_a_node_are_said_to_be_one(option: list[str]) -> None:
-    spec = {} if option else {"nprocPerNode": "auto"}
-    for gpus, said in (({}, True), ({"nvidia.com/gpu": 2}, False)):
+@pytest.mark.parametrize(
+    ("option", "spec"), [([], {"nprocPerNode": "auto"}), (["--nproc-per-node=auto"], {}), ([], {})]
+)
+def test_ranks_by_the_cpus_of_a_node_are_said_to_be_one(option: list[str], spec: dict[str, Any]) -> None:
+    for gpus, said in (({}, True), ({"nvidia.com/gpu": 2}, False), ({"amd.com/gpu": 2}, False)):
         container = {"command": ["torchrun", *option, "/a.py"], "resources": {"limits": gpus}}
         found = convert(manifest(container=container, spec=spec), "old.yaml")
         assert "processes" not in found.fields
@@ -614,6 +665,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in the background": (
         {"container": {"command": ["sh", "-c", "tensorboard &\npython /a.py"]}},
         "command: is a shell program of its own",
+    ),
+    "braces without quotes": (
+        {"container": {"command": ["sh", "-c", "torchrun /a.py '{1,2}' {0,1}"]}},
+        "command: {0,1}: a job's arguments are as they are written",
     ),
     "computed number of ranks": (
         {"container": {"command": ["sh", "-c", "torchrun --nproc_per_node=$(nproc) /a.py"]}},

@@ -144,3 +144,10 @@ def test_any_text_is_a_mapping_or_a_usage_error(text: str) -> None:
 def test_a_value_that_its_type_cannot_have(text: str) -> None:
     with pytest.raises(UsageError, match=r"^f\.yaml"):
         jobfile.mapping(f"a: {text}", "f.yaml")
+
+
+def test_a_manifest_is_no_job_file_and_the_hint_says_how_it_becomes_one(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: old}\n")
+    with pytest.raises(UsageError, match=r"old\.yaml: is a manifest of a PyTorchJob, not a job file") as caught:
+        jobfile.job_fields(str(tmp_path / "old.yaml"))
+    assert "flk convert" in caught.value.hint

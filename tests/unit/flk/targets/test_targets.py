@@ -289,3 +289,8 @@ def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
     assert only["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     # A runtime does not know the budgets of a job.
     assert only["template"]["spec"] == {**job_spec(NODE, 10_000), "template": runtime_template()}
+
+
+def test_a_role_of_a_foreign_job_may_have_no_pods() -> None:
+    roles = TARGETS["pytorchjob"].replicas({"spec": {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 0}}}})
+    assert {role: replicas.count for role, replicas in roles.items()} == {"Master": 1, "Worker": 0}
