@@ -32,8 +32,8 @@ _OF_ACCELERATE: Final = re.compile(
 )
 _BY_GPUS: Final = re.compile(r"gpu|\$[({]?PET_NPROC_PER_NODE[)}]?")  # or as the manifest says otherwise
 
-_CHANGED_BY_SHELL: Final = frozenset("`$|<>;&*?(){}")  # characters about which a shell would do something
-_IN_QUOTES: Final = {ord(char): 0xE000 + ord(char) for char in "|<>;&*?(){}"}  # what stands for those in quotes
+_CHANGED_BY_SHELL: Final = re.compile(r"[`$|<>;&*?(){}]|^~(?:/|$)")  # in a word, about which it would do something
+_IN_QUOTES: Final = {ord(char): 0xE000 + ord(char) for char in " |<>;&*?(){}~"}  # what stands for those in quotes
 _AS_WRITTEN: Final = {quoted: plain for plain, quoted in _IN_QUOTES.items()}
 _EXPANDED: Final = frozenset("`$*~")  # also in the value of a variable
 # A setup has a shell of its own. Its variables do not reach the ranks, nor do other changes of the shell itself.
@@ -49,7 +49,8 @@ _ASSIGNMENT: Final = re.compile(r"\w+=")
 # A part of a command. Group 1 is one in single quotes, in which a shell replaces nothing.
 _PART: Final = re.compile(r"""('[^']*')|"(?:\\.|[^"\\])*"|(?:\\.|[^'"\\])+""", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?::?-[^}]*)?\}", re.DOTALL)
-_COMPUTED: Final = re.compile(r"\$\(\([^()]*\)\)")
+# What a shell puts in the place of the output of a command, or of a computation.
+_SUBSTITUTED: Final = re.compile(r"`[^`]*`|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
 # Or a file that is written here, whose lines are neither commands nor comments.
 _KEPT: Final = re.compile(rf"""<<-?[ ]*(['"]?)(\w+)\1(?!\w).*?\n\t*\2(?!\S)|{_QUOTED.pattern}""", re.DOTALL)
@@ -83,14 +84,14 @@ def command_of_job(command: Command, env: Mapping[str, str], ranks: object) -> C
     words = [
         _KUBERNETES_VARIABLE.sub(lambda found: env.get(found[1], found[0]) if found[1] else "$", word) for word in words
     ]
-    command, changing = replace(command, words=words), frozenset("$")
+    command, changing = replace(command, words=words), re.compile(r"\$")
     if _SHELL.fullmatch(words[0]):
         command, changing = _last_of_shell(command, env), _CHANGED_BY_SHELL
     fields, words = _script_of(command.words, ranks)
     if not words or (words[0] != "-m" and words[0].startswith("-")):
         before = f" before {words[0]}, an option that a job cannot give to Python" if words else ""
         raise ValueError(f"has no script and no module{before}")
-    if changed := next((word for word in words if changing & {*word}), None):
+    if changed := next(filter(changing.search, words), None):
         raise ValueError(
             f"{changed.translate(_AS_WRITTEN)}: a job's arguments are as they are written, and no shell changes them"
         )
@@ -98,7 +99,7 @@ def command_of_job(command: Command, env: Mapping[str, str], ranks: object) -> C
         root = command.folder if command.folder.startswith("/") else ""
         words = [str(PurePosixPath(root) / words[0]), *words[1:]]
     if outside := next((word for word in words if _OUTSIDE.match(word)), None):
-        raise ValueError(f"{outside}: ranks start in a folder of their own: give the full path")
+        raise ValueError(f"{outside.translate(_AS_WRITTEN)}: ranks start in a folder of their own: give the full path")
     return replace(command, words=[word.translate(_AS_WRITTEN) for word in words], fields=fields)
 
 
@@ -123,7 +124,8 @@ def _script_of(words: list[str], ranks: object) -> tuple[dict[str, Any], list[st
         )
     if not words[0].endswith(".py"):
         raise ValueError(
-            f"starts {words[0]}: a job starts a Python script or a module, or by torchrun or accelerate launch"
+            f"starts {words[0].translate(_AS_WRITTEN)}: a job starts a Python script or a module, or by torchrun or "
+            "accelerate launch"
         )
     return {"processes": 1}, words
 
@@ -181,7 +183,7 @@ def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> 
         elif option == "--nproc-per-node" and value == "auto":
             fields["processes"] = value
         elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
-            raise ValueError(f"{option}: must be a number (is {value!r})")
+            raise ValueError(f"{option}: must be a number (is {value.translate(_AS_WRITTEN)!r})")
         elif option == "--max-restarts":
             fields["restarts"] = int(value) if value.isdecimal() else value
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
@@ -239,8 +241,8 @@ def _expanded(command: str, known: Mapping[str, str]) -> str:
         expanded = part[0] if part[1] else _VARIABLE.sub(value, part[0])
         return expanded.translate(_IN_QUOTES) if part[0][0] in "'\"" else expanded
 
-    # The blanks in a computation would make several words of it.
-    return _COMPUTED.sub(lambda found: "".join(found[0].split()), _PART.sub(text, command))
+    # The blanks in a substitution do not end a word.
+    return _SUBSTITUTED.sub(lambda found: found[0].translate(_IN_QUOTES), _PART.sub(text, command))
 
 
 def _effects(commands: list[list[str]], folder: str) -> tuple[str, list[dict[str, str]]]:

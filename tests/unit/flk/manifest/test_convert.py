@@ -130,6 +130,16 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         ["/a.py", "/d/{0..9}.tar", "--x=a;b", '--y={"c": 1}', "*"],
         None,
     ),
+    "output of commands": (
+        [
+            "sh",
+            "-c",
+            "torchrun --rdzv_endpoint=$(hostname -i):1 --rdzv_id `cat /x y` --nproc_per_node 2 /a.py '~/b' ~c",
+        ],
+        None,
+        ["/a.py", "~/b", "~c"],
+        2,
+    ),
     "folder above": (
         ["python", "../b/a.py", "--x=/c/../d", "..."],
         "/app",
@@ -669,6 +679,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "braces without quotes": (
         {"container": {"command": ["sh", "-c", "torchrun /a.py '{1,2}' {0,1}"]}},
         "command: {0,1}: a job's arguments are as they are written",
+    ),
+    "home of the user": (
+        {"container": {"command": ["sh", "-c", "python ~/a.py"]}},
+        "command: ~/a.py: a job's arguments are as they are written",
+    ),
+    "ranks that a command counts": (
+        {"container": {"command": ["sh", "-c", "torchrun --nproc_per_node $(nvidia-smi -L | wc -l) /a.py"]}},
+        "command: --nproc-per-node: must be a number (is '$(nvidia-smi -L | wc -l)')",
     ),
     "computed number of ranks": (
         {"container": {"command": ["sh", "-c", "torchrun --nproc_per_node=$(nproc) /a.py"]}},
