@@ -54,6 +54,7 @@ _SUBSTITUTED: Final = re.compile(r"`[^`]*`|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)#[^\n]*""", re.DOTALL)  # or a comment
 # Or a file that is written here, whose lines are neither commands nor comments.
 _KEPT: Final = re.compile(rf"""<<-?[ ]*(['"]?)(\w+)\1(?!\w).*?\n\t*\2(?!\S)|{_QUOTED.pattern}""", re.DOTALL)
+_LEFT_OUT: Final = re.compile(r"^#.*|\\\n")  # by a shell: a comment, and an end of a line after a backslash
 _COMMAND: Final = re.compile(rf"""(?:{_KEPT.pattern}|[^&;\n]|(?<!&)&(?!&))+""", re.DOTALL)
 # In the background; or a test whose failure leaves out a change of the shell, and none of the commands after it.
 _NO_SETUP: Final = re.compile(
@@ -205,8 +206,7 @@ def _last_of_shell(shell: Command, env: Mapping[str, str]) -> Command:
     known_options = all(re.fullmatch(r"-\w+|--login|pipefail", word) for word in options)
     if not options or not known_options or not options[-1].endswith("c"):
         raise ValueError("runs a shell script: name the Python script that it starts, and give the rest as setup")
-    text = _KEPT.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
-    text = text.replace("\\\n", " ").strip("; \t\n")
+    text = _KEPT.sub(lambda part: part[0] if part[0][0] in "'<" else _LEFT_OUT.sub("", part[0]), text).strip("; \t\n")
     commands = [found for found in _COMMAND.finditer(text) if found[0].strip()]
     try:
         *before, command = [shlex.split(found[0]) for found in commands]

@@ -130,6 +130,12 @@ COMMANDS: dict[str, tuple[list[str], str | None, list[str], int | None]] = {
         ["/a.py", "/d/{0..9}.tar", "--x=a;b", '--y={"c": 1}', "*"],
         None,
     ),
+    "ends of lines after a backslash": (
+        ["sh", "-c", "torchrun \\\n  --nproc_per_node 2 \\\n  /a.py \"b\\\nc\" 'd\\\ne'"],
+        None,
+        ["/a.py", "bc", "d\\\ne"],
+        2,
+    ),
     "output of commands": (
         [
             "sh",
