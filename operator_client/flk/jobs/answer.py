@@ -75,7 +75,8 @@ class Answer:
 
     def as_of(self, now: float) -> str:
         """Return when the answer was given: ``as of 10:42 (5m ago)``."""
-        form = "%H:%M" if 0 <= now - self.time < _TODAY else "%Y-%m-%d %H:%M"
+        # The API server's clock is known to a second, so an answer of this moment may be of a later one.
+        form = "%H:%M" if abs(now - self.time) < _TODAY else "%Y-%m-%d %H:%M"
         return f"as of {datetime.fromtimestamp(self.time):{form}} ({short_duration(now - self.time)} ago)"
 
 
