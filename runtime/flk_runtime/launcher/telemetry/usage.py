@@ -91,7 +91,9 @@ def find_faults(wanted: int, errors: list[int] | None) -> Iterator[str]:
     for index, error in enumerate(errors):
         if error == _GPU_IS_LOST:
             yield f"GPU {index} is lost: it has fallen off the bus"
-        elif error:
+        # NVML_ERROR_NOT_SUPPORTED (3) is an answer of one that has the memory of the host, NVML_ERROR_NO_PERMISSION (4)
+        # of one of which the container has a part (MIG).
+        elif error not in (0, 3, 4):
             yield f"GPU {index} does not answer (NVML error {error})"
 
 

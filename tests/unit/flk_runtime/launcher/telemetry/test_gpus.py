@@ -85,6 +85,8 @@ def test_the_variable_names_the_gpus_of_the_pod(visible: str | None, handles: li
         ({}, ""),
         ({"handle": 15}, "GPU 1 is lost: it has fallen off the bus"),
         ({"memory": _UNKNOWN}, "GPU 1 does not answer (NVML error 999)"),
+        ({"memory": 4}, ""),  # NVML_ERROR_NO_PERMISSION: to a container with a part of a GPU (MIG)
+        ({"memory": 3}, ""),  # NVML_ERROR_NOT_SUPPORTED: the GPU has the memory of the host
         ({"init": 9}, ""),  # nothing is known then
         ({"count": 9}, ""),
     ],
