@@ -42,8 +42,8 @@ class StagedShard:
         sources = [cut(chunks[write.chunk].tensor, write) for write in self.plan.writes]
         if sources:
             torch_private.copy_all(self._views, sources)
-        if any(source.is_cuda for source in sources):
-            torch.cuda.synchronize()
+        for device in {source.device for source in sources if not source.is_cpu}:
+            torch.accelerator.synchronize(device)  # not the current one alone
         self.values = values
         return self._file.finish(step=save.step, number=save.number, world_size=world_size, rank=rank, values=values)
 
@@ -94,9 +94,5 @@ def _pin(memory: mmap.mmap) -> int | None:
     if cudart.cudaHostRegister(address, len(memory), 0) == cudart.cudaError.success:
         return address
     with contextlib.suppress(RuntimeError):
-        _launch()  # the refusal is pending until a kernel is launched, which would raise it in the training
+        torch.ones(1, device="cuda")  # the refusal is pending until a kernel is launched, which would raise it later
     return None
-
-
-def _launch() -> None:
-    torch.ones(1, device="cuda")

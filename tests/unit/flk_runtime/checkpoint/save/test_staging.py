@@ -1,9 +1,11 @@
-"""Pinned memory of a shard: what the driver refuses leaves no error."""
+"""The copy of a state into a shard: memory that the driver does not pin, and the devices that it waits for."""
 
 from __future__ import annotations
 
 import enum
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +42,23 @@ def test_memory_that_the_driver_does_not_pin_leaves_no_error_for_the_next_kernel
     cudart = Cudart()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(staging, "_launch", cudart.launch)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: cudart.launch())
     shard = StagedShard(tmp_path / "part", make_plan([]), {})
     assert cudart.pending == 0
+    shard.close()
+
+
+def test_a_save_waits_for_every_device_of_the_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script may train on another GPU than the current one, and on several; torch waits for one of them."""
+    waited: list[str] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr("flk_runtime.system.torch_private.copy_all", lambda targets, sources: None)
+    monkeypatch.setattr(staging, "cut", lambda tensor, write: tensor)
+    devices = ["cuda:1", "cpu", "cuda:2", "cuda:1", "mps:0"]
+    tensors = (SimpleNamespace(device=each, is_cpu=each == "cpu", is_cuda=False) for each in devices)
+    chunks = [SimpleNamespace(tensor=each) for each in tensors]
+    shard: Any = StagedShard(tmp_path / "part", make_plan([]), {})
+    shard.plan = SimpleNamespace(writes=[SimpleNamespace(chunk=number) for number in range(len(devices))])
+    shard.copy(chunks, b"", SimpleNamespace(step=1, number=1), 0, 1)
+    assert sorted(waited) == ["cuda:1", "cuda:2", "mps:0"]
     shard.close()
