@@ -39,7 +39,12 @@ def recompute_activations(module: nn.Module) -> None:
 
 # A function of its own, which pickle finds by name, and around torch's checkpoint, so that the compiler traces it.
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(type(module).forward, module, *args, use_reentrant=False, **kwargs)
+    # With the named arguments as one: of those that are named torch looks for no device whose generator it restores.
+    return checkpoint(
+        lambda module, named, *args: type(module).forward(module, *args, **named),
+        *(module, kwargs, *args),
+        use_reentrant=False,
+    )
 
 
 def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> None:

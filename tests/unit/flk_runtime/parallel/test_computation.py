@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,3 +72,11 @@ def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> Non
     with pytest.raises(SetupError):
         check_recomputed([block.eval()], False)  # it may train later
     check_recomputed([block.requires_grad_(False)], False)  # it stays as it is
+
+
+def test_the_generators_of_the_devices_of_named_arguments_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else dropout on a GPU would draw other numbers in the recomputation, and the gradients would be wrong."""
+    monkeypatch.setattr("torch.utils.checkpoint._infer_device_type", look := Mock(return_value="cpu"))
+    recompute_activations(block := Block())
+    block(x=torch.ones(2, 4)).sum().backward()
+    assert "tensor(" in str(look.call_args.args)
