@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from flk_runtime.system import pytree
-from flk_runtime.system.torch_private import dispatch_mode
+from flk_runtime.system import pytree, rng
+from flk_runtime.system.torch_private import dispatch_mode, skip_code
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -113,7 +113,7 @@ def count(model: nn.Module, calls: Sequence[Call]) -> int:
     counter = FlopCounterMode(display=False)
     again = _Recomputed(counter)
     # SDPBackend.MATH: fused attention kernels recompute in their backward pass, which would be counted.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, again:
+    with rng.OwnNumbers(0).used(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, again:
         for arguments, named in calls:
             outputs = pytree.leaves(model(*arguments, **named))
             differentiable = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
@@ -174,12 +174,13 @@ class Meter:
             return
 
         def called(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if not module.training or not torch.is_grad_enabled():
-                return
+            if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+                return  # in the graph of a function it would stay after the first step
             if torch.is_autocast_enabled(self._device.type):
                 self._dtype = torch.get_autocast_dtype(self._device.type)
             self._calls.append(pytree.map_leaves((arguments, named), _without_data))
 
+        skip_code(called.__code__)
         self._hook = model.register_forward_pre_hook(called, with_kwargs=True)
 
     def begin(self) -> None:

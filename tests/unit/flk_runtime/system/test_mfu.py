@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -245,3 +246,23 @@ def test_a_run_with_several_models_has_none() -> None:
     assert said == ["no mfu: it is measured for a single model, and the run has several"]
     measured.begin()
     assert measured.read() is None
+
+
+def test_counting_draws_none_of_the_random_numbers_of_the_training() -> None:
+    """A restart counts again, and would go on with others than those of an undisturbed training."""
+    model, before = mfu.skeleton(nn.Linear(2, 2)), random.getstate()
+    model.register_forward_pre_hook(lambda *_: random.random() < 0 or None)
+    assert mfu.count(model, [((torch.empty(1, 2, device="meta"),), {})])
+    assert random.getstate() == before
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_script_may_compile_the_model_or_a_function_around_it(whole: bool) -> None:
+    """The compiler takes what it traces of a hook for good, as the list of calls that would grow at each step."""
+    measured = meter(model := Layer(), [])
+    step: Any = torch.compile(model if whole else lambda x: model(x), backend="eager", fullgraph=True)
+    step(torch.zeros(2, 3, WIDTH))
+    measured.begin()
+    step(torch.zeros(2, 3, WIDTH))
+    assert len(measured._calls) == whole
