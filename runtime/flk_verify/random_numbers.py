@@ -50,8 +50,9 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
         given = {each.name: each.default_value for each in arguments if each.has_default_value()}
         given |= dict(zip([each.name for each in arguments], args, strict=False)) | (kwargs or {})
         result = func(*args, **(kwargs or {}))
+        # Attention and cuDNN's LSTM draw for their dropout alone.
         is_draw = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
-        if is_draw and not ("scaled_dot_product" in func.name() and not given.get("dropout_p")):
+        if is_draw and given.get("dropout_p", given.get("dropout", 1.0)):
             self._make_equal(func.overloadpacket, given, result)
         elif isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim > 1:
             self.eps = max(self.eps, torch.finfo(result.dtype).eps)

@@ -51,6 +51,15 @@ def test_draws_that_cannot_be_made_equal_are_noted() -> None:
     assert numbers.has_others
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_an_lstm_on_a_gpu_draws_for_its_dropout_alone(dropout: float) -> None:
+    """Else each difference of a model with one would be laid to random numbers."""
+    x, state = torch.empty(2, 3, 4, device="meta"), torch.empty(1, 3, 4, device="meta")
+    with SameNumbers() as numbers:
+        torch.ops.aten._cudnn_rnn(x, [], 4, x, state, state, 2, 4, 0, 1, False, dropout, True, False, [], None)
+        assert numbers.has_others == bool(dropout)
+
+
 def test_the_coarsest_type_of_results_is_noted() -> None:
     with SameNumbers() as numbers:
         torch.ones(2, 2) @ torch.ones(2, 2)
