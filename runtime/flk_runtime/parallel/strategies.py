@@ -156,13 +156,19 @@ def _shard_size(strategy: str, given: int | None, world_size: int, local_world_s
 
 
 def _device_mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
-    """The ranks with the dimension shard, or with replicate and shard if there are several shard groups."""
-    from torch.distributed.device_mesh import init_device_mesh
+    """The ranks with the dimension shard, or with replicate and shard if there are several shard groups. Collective."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if shard_size == world_size:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    shape = (world_size // shard_size, shard_size)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    ranks = torch.arange(world_size, device="cpu").view(-1, shard_size)
+    # init_device_mesh splits the process group where NCCL is bound to a device: torch 2.8 refuses that for one that has
+    # gloo too, and before 2.8 the groups have no gloo.
+    groups = [
+        dist.new_group(members.tolist(), use_local_synchronization=True)
+        for members in (ranks[:, dist.get_rank() % shard_size], ranks[dist.get_rank() // shard_size])
+    ]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _own_mesh(device: torch.device) -> DeviceMesh:

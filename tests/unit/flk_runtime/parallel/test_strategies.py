@@ -1,4 +1,4 @@
-"""Strategies: what a torch that is too old for one is told, before anything else happens."""
+"""Strategies: what a torch that is too old for one is told, before anything else happens, and the mesh of ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize
+from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize, strategies
 from tests.support.old_torch import needs_torch
 
 CURE = "update torch, or use strategy ddp without precision="
@@ -100,3 +102,17 @@ def test_all_blocks_are_compiled_with_all_options() -> None:
         model(torch.ones(1, 2))
     assert len(calls) == 2
     assert options == {"guard_filter_fn": keep}
+
+
+def test_the_mesh_of_a_hybrid_strategy_is_made_of_groups_with_all_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The split of a group of gloo and NCCL has NCCL alone before torch 2.8, and torch 2.8 refuses it."""
+    made: list[Any] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 5)
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **_: ranks)
+    monkeypatch.setattr(
+        DeviceMesh,
+        "from_group",
+        lambda groups, _, mesh, mesh_dim_names: made.append((groups, mesh.tolist(), mesh_dim_names)),
+    )
+    strategies._device_mesh(torch.device("cuda", 1), 8, 4)
+    assert made == [([[1, 5], [4, 5, 6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], ("replicate", "shard"))]
