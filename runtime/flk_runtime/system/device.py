@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import torch
 
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.quantities import plural
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
-from flk_runtime.system import host
+
+# They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.
+_VISIBLE_DEVICES: Final = (pod_layout.VISIBLE_GPUS, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def select(
@@ -43,7 +46,8 @@ def select(
         raise SetupError(f"{what}, but {_why_unusable()}; to train on the CPU, pass device='cpu'")
     if device.index is not None:
         return device
-    variable, visible = host.visible_devices(environ)
+    variable = next((name for name in _VISIBLE_DEVICES if name in environ), _VISIBLE_DEVICES[0])
+    visible = environ.get(variable)
     if gpus == 1 and visible:
         return torch.device("cuda", 0)  # the only device that the launcher has shown to this process
     if rank_info.local_world_size > gpus:
@@ -53,6 +57,28 @@ def select(
             f"start at most {gpus} on each node, or pass device='cpu'"
         )
     return torch.device("cuda", rank_info.local_rank)
+
+
+def in_use(objects: Iterable[object]) -> torch.device | None:
+    """The device of a script that has opened the process group or chosen a GPU, and trains the modules among these.
+
+    It is that of a parameter, else the current GPU of a process that uses one, else the CPU. None: the script has
+    chosen nothing, or there is no GPU.
+    """
+    used = (
+        each.device
+        for module in objects
+        if isinstance(module, torch.nn.Module)
+        for each in module.parameters()
+        if each.device.type not in ("cpu", "meta")
+    )
+    found = next(
+        used,
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        else torch.device("cpu"),
+    )
+    return found if torch.cuda.is_available() and (torch.distributed.is_initialized() or found.index) else None
 
 
 def synchronize() -> None:

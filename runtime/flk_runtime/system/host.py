@@ -16,9 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Final
 
 from flk_runtime.contract import pod_layout
 
@@ -49,16 +48,6 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
         return quota_us / period_us if quota_us > 0 else None
     return None
-
-
-# They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.
-VISIBLE_DEVICES: Final = (pod_layout.VISIBLE_GPUS, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """The variable that hides GPUs from a process, and its value; CUDA_VISIBLE_DEVICES and None if there is none."""
-    name = next((name for name in VISIBLE_DEVICES if name in environ), VISIBLE_DEVICES[0])
-    return name, environ.get(name)
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:

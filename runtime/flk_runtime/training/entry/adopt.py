@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.system import rng
+from flk_runtime.system import device, rng
 from flk_runtime.training import extensions
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.entry.group import entered
@@ -56,7 +56,7 @@ def adopt(
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
     do that are not in a list), or a run of `init` is open; CheckpointError if a state does not fit.
     """
-    given = {**locals(), "strategy": _STRATEGY}
+    given = {**locals(), "strategy": _STRATEGY, "device": device.in_use(objects.values())}
     del given["objects"]
     if current.is_training:
         raise SetupError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -82,3 +84,27 @@ def test_all_streams_are_waited_for_before_and_after_a_block(monkeypatch: pytest
     with device.across_streams():
         order.append("block")
     assert order == ["waited", "block", "waited"]
+
+
+@pytest.mark.parametrize(
+    ("used", "current", "is_open", "chosen"),
+    [
+        ("cpu", None, True, "cpu"),  # with gloo, beside GPUs or fewer of them than ranks
+        ("cuda:1", 0, False, "cuda:1"),
+        ("cuda:0", 0, False, None),
+        ("cuda:0", 1, True, "cuda:0"),
+        ("cpu", 2, True, "cuda:2"),  # it goes there later
+        ("meta", 2, False, "cuda:2"),
+        ("cpu", None, False, None),
+    ],
+)
+def test_a_script_that_has_chosen_its_device_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, used: str, current: int | None, is_open: bool, chosen: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: current is not None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_open)
+    module = torch.nn.Module()
+    monkeypatch.setattr(module, "parameters", lambda: iter([SimpleNamespace(device=torch.device(used))]))
+    assert device.in_use([{"steps": 0}, module]) == (chosen and torch.device(chosen))
