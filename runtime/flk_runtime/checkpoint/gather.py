@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,6 @@ from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, read_header, value_name
 
 PIECE = 4 << 20  # bytes that a rank receives of another one in a turn, and sends to another one
-_CPU: Final = torch.device("cpu")
 
 _Box = tuple[str, torch.Size, torch.Size, torch.Size]  # name and offsets of a chunk, offsets in the chunk, and size
 
@@ -114,8 +113,9 @@ class PodReader(ChunkReader):
             int(not torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
         )
         if remote_anywhere:
-            # On the device, the values travel between the devices.
-            device = process_group.comm_device(_CPU if without_device else torch.device("cuda"))
+            # On the device, the values travel between the devices. gloo takes no memory of one for that.
+            with_nccl = not without_device and "nccl" in str(dist.get_backend_config())
+            device = process_group.comm_device(torch.device("cuda" if with_nccl else "cpu"))
             self._exchange(remote, target, device)
         gone = set(map(id, remote))
         super().read([item for item in items if id(item) not in gone], target)
