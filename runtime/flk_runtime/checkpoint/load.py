@@ -67,7 +67,7 @@ class SavedCheckpoint:
         """A new tensor of the shape and dtype of a full tensor, on the CPU. Its values are not set."""
         found = self.saved_tensors[name]
         try:
-            return torch.empty(found.size, dtype=found.properties.dtype)
+            return torch.empty(found.size, dtype=found.properties.dtype, device="cpu")
         except (RuntimeError, TypeError, ValueError) as error:  # a size that no memory has
             raise MismatchError(f"{self.place} has no tensor {name!r} that can be read: {error}") from error
 

@@ -87,7 +87,7 @@ def view_tensor(memory: Any, begin: int, dtype: str, size: tuple[int, ...]) -> t
     kind = parse_dtype(dtype)
     count = torch.Size(size).numel()
     if count == 0:
-        return torch.empty(size, dtype=kind)
+        return torch.empty(size, dtype=kind, device="cpu")
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=count * kind.itemsize, offset=begin)
     return raw.view(kind).view(size)
 

@@ -54,7 +54,7 @@ class IterableLoader(EpochLoader):
         size = None if context.options.accumulate is None else context.options.batch_size
         collate = _Collate(options.pop("collate_fn", None) or default_collate, size)
         options.pop("persistent_workers", None)  # new ones begin at the position
-        pin = context.device.type == "cuda"
+        pin = context.device.type == "cuda" and workers > 0  # else a collate_fn may have moved the batch
         batches: dict[str, Any] = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
         def make_source() -> Iterable[Any]:

@@ -358,7 +358,8 @@ class EpochLoader:
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and add to `waited` the time that they take."""
-        items = iter(source)
+        with torch.device("cpu"):  # of the generator of DataLoader, whatever the default device is
+            items = iter(source)
         while True:
             began = time.perf_counter()
             try:
@@ -402,7 +403,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=True)
+            # From pinned memory, since the copy would wait for all kernels otherwise. Workers have pinned theirs. MPS
+            # would read memory that is free meanwhile (pytorch issue 189690).
+            return (leaf.pin_memory() if leaf.is_cpu and device.type == "cuda" else leaf).to(
+                device, non_blocking=device.type == "cuda"
+            )
         return leaf.to(device) if _can_move(leaf) else leaf
 
     return pytree.map_leaves(batch, move, _can_move)

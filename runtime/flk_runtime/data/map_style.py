@@ -78,7 +78,8 @@ class Loader(EpochLoader):
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
             collate_fn=of_torch.pop("collate_fn", None) or default_collate,
-            **{"pin_memory": context.device.type == "cuda", **of_torch},
+            # Without workers, collate_fn may move the batch to the device, which cannot be pinned.
+            **{"pin_memory": context.device.type == "cuda" and of_torch.get("num_workers", 0) > 0, **of_torch},
         )
 
     def __len__(self) -> int:

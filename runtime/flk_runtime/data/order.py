@@ -50,7 +50,7 @@ class EpochOrder:
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         """Yield the indices of the samples at each range of positions."""
         while block := list(islice(ranges, _BLOCK)):
-            found = self.at(torch.cat([torch.arange(positions.start, positions.stop) for positions in block]))
+            found = self.at(torch.cat([torch.arange(each.start, each.stop, device="cpu") for each in block]))
             for indices in torch.split(found, [len(positions) for positions in block]):
                 yield indices.tolist()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import Loader
+from flk_runtime.data import Loader, make_loader
 from flk_runtime.data.loader import to_device
 from flk_runtime.errors import MismatchError, SetupError
 from tests.support.loaders import Counted, loader_context
@@ -372,3 +372,28 @@ def test_batches_are_moved_at_any_depth_and_keep_their_types() -> None:
     assert type(moved["packed"]) is PackedSequence
     assert moved["packed"].batch_sizes.device.type == "cpu"  # as PackedSequence.to has it
     assert batch["pair"].x is x
+
+
+@pytest.mark.parametrize("data", [TensorDataset(torch.arange(4)), iter([torch.ones(())] * 4)])
+def test_a_batch_that_collate_fn_has_moved_to_the_device_is_given(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    """torch pins only what is on the CPU, and refuses all else."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr("flk_runtime.data.loader.to_device", lambda batch, device: batch)
+    moved = torch.empty(4, device="meta")
+    on_gpu = dataclasses.replace(loader_context(4, collate_fn=lambda _: moved), device=torch.device("cuda"))
+    assert list(make_loader(data, on_gpu)) == [moved]
+
+
+def test_a_batch_goes_to_a_gpu_from_pinned_memory_unless_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: [done.append("pinned"), tensor][1])
+    monkeypatch.setattr(torch.Tensor, "to", lambda _, device, non_blocking: done.append((device.type, non_blocking)))
+    to_device([torch.ones(1), torch.ones(1, device="meta")], torch.device("cuda"))
+    to_device(torch.ones(1), torch.device("mps"))
+    assert done == ["pinned", ("cuda", True), ("cuda", True), ("mps", False)]
+
+
+def test_the_default_device_of_a_script_is_not_that_of_the_order() -> None:
+    expected, one = numbers(loader(20)), loader(20)
+    with torch.device("meta"):
+        assert numbers(one) == expected
