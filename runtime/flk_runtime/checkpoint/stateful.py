@@ -108,9 +108,15 @@ class Values:
         return dict(self._values)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put these values in the place of all others."""
+        """Put these values in the place of all others, tensors on the devices of those that they replace."""
+        placed = {key: beside(self._values.get(key), value) for key, value in state_dict.items()}
         self._values.clear()
-        self._values.update(state_dict)
+        self._values.update(placed)
+
+
+def beside(own: Any, value: Any) -> Any:
+    """A restored ``value``; a tensor in the place of the tensor ``own`` on the device of that."""
+    return value.to(own.device) if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) else value
 
 
 def load_into(thing: Stateful, state: dict[str, Any]) -> None:

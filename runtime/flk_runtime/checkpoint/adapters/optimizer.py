@@ -15,6 +15,7 @@ same order, since schedulers know them by their numbers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -33,7 +34,7 @@ from flk_runtime.checkpoint.state import (
     has_tensors,
     split_tensors,
 )
-from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules, beside
 from flk_runtime.checkpoint.values import Path, name_of
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
@@ -131,10 +132,11 @@ class OptimizerState(DistributedStateful):
         entries = join_values(found, plain["values"])
         indices = {own: index for index, own in enumerate(parameters)}
         self._loaded = self._saved_groups(plain)
+        first = next(iter(parameters.values()), None)  # torch puts the tensors below a parameter where that is
         state = {
             **plain.get("extra", {}),
             "state": {
-                **_on_device_of(parameters.values(), plain.get("shared", {})),
+                **map_leaves(plain.get("shared", {}), functools.partial(beside, first)),
                 **{_get(indices, own): values for own, values in entries.items()},
             },
             "param_groups": self._loaded,
@@ -158,7 +160,7 @@ class OptimizerState(DistributedStateful):
             )
         numbers = itertools.count()
         return [
-            {key: value for key, value in saved.items() if key != "param_names"}
+            {key: beside(group.get(key), value) for key, value in saved.items() if key != "param_names"}
             | {key: group[key] for key in ("param_names",) if key in group}
             | {"params": list(itertools.islice(numbers, len(group["params"])))}
             for saved, group in zip(plain["param_groups"], groups, strict=True)
@@ -283,12 +285,6 @@ def has_own_state_dict(optimizer: Optimizer) -> bool:
     """Whether state_dict() may return more than torch's, which takes long to ask at every save."""
     hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
     return type(optimizer).state_dict is not Optimizer.state_dict or any(getattr(optimizer, each, ()) for each in hooks)
-
-
-def _on_device_of(parameters: Iterable[nn.Parameter], values: Any) -> Any:
-    """``values`` with the tensors on the device of the first parameter, where torch puts those below a parameter."""
-    device = next((each.device for each in parameters), None)
-    return map_leaves(values, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def _parameter_dtypes(saved: SavedObject) -> dict[str, set[torch.dtype]]:

@@ -12,7 +12,7 @@ import torch
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, open_checkpoints
 from flk_runtime.checkpoint.manager import Resumed, progress_of
 from flk_runtime.checkpoint.state import split_tensors
-from flk_runtime.checkpoint.stateful import per_rank, replicated
+from flk_runtime.checkpoint.stateful import Values, per_rank, replicated
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device, rng
@@ -126,3 +126,9 @@ def test_a_model_over_which_one_can_loop_is_no_loader(declare: Any) -> None:
     assert not manager.keeps_iterable
     manager.register("batches", declare(Batches()))
     assert manager.keeps_iterable
+
+
+def test_the_tensors_of_a_dictionary_stay_on_their_devices() -> None:
+    values: dict[str, Any] = {"sum": torch.zeros((), device="meta"), "count": 0}
+    Values(values).load_state_dict({"sum": torch.ones(()), "count": 3, "new": torch.ones(())})
+    assert (values["sum"].device.type, values["count"], values["new"].device.type) == ("meta", 3, "cpu")

@@ -214,3 +214,14 @@ def test_the_parameters_of_a_scripted_module_have_their_names() -> None:
     module = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))  # type: ignore[no-untyped-call]
     adapter = OptimizerState(torch.optim.SGD(module.parameters(), lr=0.1), {"model": module})
     assert [*adapter.names().values()] == [*adapter.names().values()] == ["0.weight", "0.bias"]
+
+
+def test_a_rate_in_a_tensor_goes_to_the_device_that_it_was_on() -> None:
+    """The kernels of a capturable optimizer refuse one that is on the CPU."""
+    before = trained(adam)
+    before[1].param_groups[0]["lr"] = torch.tensor(0.3)
+    state = saved("optimizer", OptimizerState(before[1], {"model": before[0]}))
+    optimizer = adam(net := Net("abc"))
+    optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
+    OptimizerState(optimizer, {"model": net}).load_state(state)
+    assert optimizer.param_groups[0]["lr"].is_meta
