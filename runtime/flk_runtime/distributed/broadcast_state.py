@@ -7,7 +7,7 @@ DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -98,8 +98,14 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
     dist.broadcast_object_list(content, src=root)
     if dist.get_rank() == root:
         return
-    # A tensor on the CPU, such as a number of steps, stays there. Others are where their parameter is.
-    states, groups = torch.load(io.BytesIO(content[0]), map_location=_from_other_gpu(optimizer), weights_only=False)
+    # A tensor on the CPU, such as a number of steps, stays there. Others are where their parameter is, and never on the
+    # device of another rank.
+    device = str(next((parameter.device for parameter in parameters_in(optimizer)), "cpu"))
+    states, groups = torch.load(
+        io.BytesIO(content[0]),
+        map_location=lambda storage, place: default_restore_location(storage, "cpu" if place == "cpu" else device),  # type: ignore[no-untyped-call]
+        weights_only=False,
+    )
     for parameter, state in zip(parameters_in(optimizer), states, strict=True):
         state = map_leaves(state, partial(_near, parameter))
         optimizer.state.pop(parameter, None)
@@ -109,16 +115,6 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
         parameters = group["params"]
         group.clear()
         group.update(new, params=parameters)
-
-
-def _from_other_gpu(optimizer: Optimizer) -> Callable[[Any, str], Any]:
-    """A ``map_location`` for torch.load that puts storages of another rank's device on that of the first parameter."""
-    device = str(next((parameter.device for parameter in parameters_in(optimizer)), "cpu"))
-
-    def restore(storage: Any, location: str) -> Any:
-        return default_restore_location(storage, "cpu" if location == "cpu" else device)  # type: ignore[no-untyped-call]
-
-    return restore
 
 
 def _near(parameter: nn.Parameter, leaf: Any) -> Any:
