@@ -29,6 +29,7 @@ class DDPModel(ParallelModel):
             gradient_as_bucket_view=False,
             find_unused_parameters=find_unused_parameters,
         )
+        module.own_names = frozenset({*vars(module), "module"})
         super().__init__(model, module)
         if not find_unused_parameters:  # else DDP keeps the buckets that it begins with
             assign_buckets(module)
@@ -53,7 +54,16 @@ class FrozenModel(ParallelModel):
 
 
 class _Wrapper(DistributedDataParallel):
-    """Has the attributes of the model, such as a method ``generate``, as a model under another strategy has them."""
+    """Has the attributes of the model, such as a method ``generate``, as a model under another strategy has them.
+
+    What a script sets is the model's too, such as a temperature, but for what DDP has set itself.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("own_names", (name,)) or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
 
     def __getattr__(self, name: str) -> Any:
         try:
