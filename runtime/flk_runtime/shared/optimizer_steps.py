@@ -34,7 +34,9 @@ class StepCounter:
 
     def __call__(self, optimizer: Any, arguments: Any, named: Any) -> None:
         """Count the step, unless a run or a loop of flk does."""
-        if self._page.phase != Phase.STARTING and not self._page.counts_optimizers:
+        # torch.distributed.checkpoint makes the state of an optimizer by a step without gradients and with a rate of 0.
+        makes_state = named == {"closure": None} and not any(group.get("lr") for group in optimizer.param_groups)
+        if makes_state or (self._page.phase != Phase.STARTING and not self._page.counts_optimizers):
             return
         counted = self._counted and self._counted()
         if counted is not optimizer:

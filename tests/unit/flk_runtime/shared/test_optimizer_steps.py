@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.shared.optimizer_steps import StepCounter
@@ -72,6 +73,22 @@ def test_steps_before_a_resume_are_counted_where_the_optimizer_knows_them() -> N
     first = optimizer()
     counted(*[first] * 7)
     page = counted(optimizer(state=first.state_dict()))
+    assert (page.step, page.restored, SOURCES[page.restored_from]) == (8, 7, "")
+
+
+def test_a_step_by_which_torchs_checkpoints_make_the_state_of_an_optimizer_is_none() -> None:
+    first, page = optimizer(), ProgressPage.private()
+    counted(*[first] * 7)
+    model = torch.nn.Linear(1, 1)
+    resumed = torch.optim.Adam(model.parameters())
+    resumed.register_step_post_hook(StepCounter(page))
+    state = get_optimizer_state_dict(model, resumed)
+    assert page.step == -1
+    for each in state["state"].values():
+        each["step"].fill_(7)
+    set_optimizer_state_dict(model, resumed, state)
+    model(torch.ones(1, 1)).sum().backward()
+    resumed.step(closure=None)
     assert (page.step, page.restored, SOURCES[page.restored_from]) == (8, 7, "")
 
 
