@@ -40,6 +40,8 @@ def go(kind, steps):
     with init("none", save_every=0, checkpoint=os.environ["BASE"] + "/" + kind) as run:
         model, optimizer = wrap(kind)
         model, optimizer = run.parallelize(model, optimizer)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6)
+        run.register("schedule", schedule)
         words = (lambda parts: parts.flatten(0, 1)) if kind == "tp" else (lambda parts: share(run, parts))
         seen = []
         for (part,) in data(6, 1)[run.steps:steps]:
@@ -50,6 +52,7 @@ def go(kind, steps):
                 norm = run.clip_grad_norm(100.0)  # which is far more
                 assert type(norm) is torch.Tensor
             optimizer.step()
+            schedule.step()
             run.step()
             seen.append(run.mean(loss.item()))
     return seen

@@ -22,7 +22,7 @@ def module_state(module: nn.Module) -> ModuleState:
     return FSDP1ModuleState(module) if has_fsdp1(module) else ModuleState(module)
 
 
-def optimizer_state(name: str, optimizer: Optimizer, modules: Modules) -> OptimizerState | FSDP1OptimizerState:
+def optimizer_state(name: str, optimizer: Optimizer, modules: Modules) -> OptimizerState:
     """The state of ``optimizer``, which is saved under ``name``, by the names of the parameters of ``modules``.
 
     Raises SetupError if they are several, and one is wrapped in FSDP1.
@@ -30,7 +30,7 @@ def optimizer_state(name: str, optimizer: Optimizer, modules: Modules) -> Optimi
     if not any(has_fsdp1(module) for module in modules.values()):
         return OptimizerState(optimizer, modules)
     if len(modules) == 1:
-        return FSDP1OptimizerState(modules, optimizer)
+        return FSDP1OptimizerState(optimizer, modules)
     raise SetupError(
         f"{name} is an optimizer of {len(modules)} modules, {' and '.join(modules)}, and FSDP1 wraps one of them: make "
         "an optimizer for each, or put them into one module"

@@ -11,12 +11,19 @@ import torch
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.module import ModuleState
-from flk_runtime.checkpoint.adapters.optimizer import check_groups, check_kind, join_values, kind_of, split_values
+from flk_runtime.checkpoint.adapters.optimizer import (
+    OptimizerState,
+    check_groups,
+    check_kind,
+    join_values,
+    kind_of,
+    split_values,
+)
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
-from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.stateful import Modules
 from flk_runtime.checkpoint.values import Path
-from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -36,16 +43,12 @@ class FSDP1ModuleState(ModuleState):
         set_model_state_dict(self._module, {**state, **plain})
 
 
-class FSDP1OptimizerState(DistributedStateful):
+class FSDP1OptimizerState(OptimizerState):
     """The state of an optimizer of the parameters of one module that is wrapped in FSDP1."""
 
-    def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
-        ((self._name, self._module),) = modules.items()
-        self.optimizer, self._count = optimizer, len(parameters_in(optimizer))
-
-    def is_of(self, thing: Any, modules: Modules) -> bool:
-        same = thing is self.optimizer and modules.get(self._name) is self._module
-        return same and len(parameters_in(thing)) == self._count
+    def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
+        super().__init__(optimizer, modules)
+        (self._module,) = modules.values()
 
     def save_state(self, name: str) -> SplitState:
         state = self._state()
@@ -69,6 +72,10 @@ class FSDP1OptimizerState(DistributedStateful):
         state = {"state": join_values(found, plain["values"]), "param_groups": plain["param_groups"]}
         # Not strict: a parameter that has had no gradient has no state.
         set_optimizer_state_dict(self._module, self.optimizer, state, options=StateDictOptions(strict=False))
+        self._loaded = plain["param_groups"]
+
+    def held_alike(self) -> dict[str, torch.Tensor]:
+        return {}
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

@@ -99,8 +99,11 @@ class OptimizerState(DistributedStateful):
             if values:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
+        # A function, such as one that chooses what decays, is code: the script gives it to the optimizer again.
         plain["param_groups"] = [
-            {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
+            {key: value for key, value in group.items() if not callable(value)}
+            | {"params": [names[parameter] for parameter in group["params"]]}
+            for group in content.groups
         ]
         shards = _shards(self.optimizer, parameters, states)
         paths = {(*path, "shard") if path in shards else path: value for path, value in tensors.items()}
@@ -161,14 +164,16 @@ class OptimizerState(DistributedStateful):
         numbers = itertools.count()
         return [
             {key: beside(group.get(key), value) for key, value in saved.items() if key != "param_names"}
-            | {key: group[key] for key in ("param_names",) if key in group}
+            | {key: value for key, value in group.items() if key == "param_names" or callable(value)}
             | {"params": list(itertools.islice(numbers, len(group["params"])))}
             for saved, group in zip(plain["param_groups"], groups, strict=True)
         ]
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:
         for group, values in zip(self.optimizer.param_groups, self._loaded, strict=True):
-            group.update({key: value for key, value in values.items() if key != "params"})
+            values = {key: value for key, value in values.items() if key != "params"}
+            # Copies: a scheduler changes a rate that is a tensor in place, also in its constructor.
+            group.update(map_leaves(values, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf))
 
     def held_alike(self) -> dict[str, torch.Tensor]:
         if self._of_parts:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
-from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
@@ -169,7 +168,7 @@ def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: di
         raise SetupError(f"flk.restore: {_of_closed(place)}, or leave out the optimizer for the weights alone")
     for name, optimizer in optimizers.items():
         known = place.manager.get(name) if place.manager else None
-        if isinstance(known, OptimizerState | FSDP1OptimizerState) and known.optimizer is not optimizer:
+        if isinstance(known, OptimizerState) and known.optimizer is not optimizer:
             raise SetupError(
                 f"flk.restore: this process has trained another {name} with the checkpoints in {place.name}, and this "
                 "one would resume from its state: pass each training, such as each fold, a checkpoint= of its own; to "

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LinearLR, StepLR
 
 from flk_runtime.checkpoint import OptimizerState, chunks_of
 from tests.support.saved import saved
@@ -94,6 +94,35 @@ def test_the_parameters_of_a_group_may_have_another_order(before: Make, order: s
     for group in optimizer.param_groups:
         if "param_names" in group:
             assert group["param_names"] == [names[id(each)] for each in group["params"]]
+
+
+def test_a_function_among_the_hyperparameters_stays_that_of_the_script() -> None:
+    def filtering(net: Net) -> Optimizer:
+        optimizer = adam(net)
+        optimizer.param_groups[0]["decays"] = lambda parameter: parameter.dim() > 1
+        return optimizer
+
+    first = trained(filtering)
+    first[1].param_groups[0]["lr"] = 0.3
+    _, optimizer = restored(first, "abc", filtering)
+    (group,) = optimizer.param_groups
+    assert group["lr"] == 0.3
+    assert [group["decays"](each) for each in group["params"][:2]] == [True, False]
+
+
+def test_a_rate_that_a_scheduler_has_changed_in_place_is_the_saved_one_again() -> None:
+    def with_tensor(net: Net) -> Optimizer:
+        return torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.25))
+
+    first, net = trained(with_tensor), Net("abc")
+    state = saved("optimizer", OptimizerState(first[1], {"model": first[0]}))
+    optimizer = with_tensor(net)
+    adapter = OptimizerState(optimizer, {"model": net})
+    adapter.load_state(state)
+    for _ in range(2):
+        adapter.reload_hyperparameters(state)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+        LinearLR(optimizer, 0.5)
 
 
 def test_moments_have_the_layout_of_their_parameter() -> None:
