@@ -72,6 +72,11 @@ def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOp
 def check_shardable(model: nn.Module, cause: str) -> None:
     """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words."""
     for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise SetupError(
+                f"{name!r} is a scalar without rows, which {cause} cannot shard: make it a vector with one element, as "
+                "torch.ones(1), or use strategy ddp without precision="
+            )
         if parameter.numel() == 0 and parameter.requires_grad:
             raise SetupError(
                 f"{name!r} has no elements, which {cause} cannot shard: freeze it with requires_grad_(False), or use "

@@ -18,6 +18,12 @@ def empty(trained: bool = True) -> nn.Module:
     return layer
 
 
+def scalar(trained: bool = True) -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.scale = nn.Parameter(torch.tensor(1.0), requires_grad=trained)
+    return layer
+
+
 def sparse(trained: bool = True) -> nn.Module:
     layer = nn.EmbeddingBag(3, 2, sparse=True)
     layer.weight.requires_grad_(trained)
@@ -40,6 +46,8 @@ def reduced() -> nn.Module:
     ("make", "words"),
     [
         (empty, "'x.nothing' has no elements, which strategy full_shard cannot shard"),
+        (scalar, "'x.scale' is a scalar without rows, which strategy full_shard cannot shard: make it a vector"),
+        (lambda: scalar(trained=False), r"'x\.scale' is a scalar"),
         (sparse, "'x' has sparse gradients, which strategy full_shard cannot reduce"),
         (masked, "'x.weight' has a hook for its gradient, which strategy full_shard would drop"),
         (reduced, "'x.bias' has a hook for its gradient, which strategy full_shard would drop"),
