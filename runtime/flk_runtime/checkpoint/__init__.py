@@ -15,7 +15,7 @@ from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, paramete
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
-from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, stateful_of
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, with_state
 
 __all__ = [
     "INTERNAL",
@@ -41,7 +41,7 @@ __all__ = [
     "placed",
     "reshard",
     "roots_of",
-    "stateful_of",
     "trained_modules",
     "user_name",
+    "with_state",
 ]

@@ -71,7 +71,7 @@ def per_rank(thing: Any) -> Declared:
     schedulers, GradScaler and dictionaries, which are `replicated`. At another number of ranks such a state is refused:
     `restore` and `Run.register` raise CheckpointError with its name. Raises SetupError if ``thing`` has no state.
     """
-    return Declared(_declarable(thing), replicated=False)
+    return Declared(with_state(thing), replicated=False)
 
 
 def replicated(thing: Any) -> Declared:
@@ -80,12 +80,16 @@ def replicated(thing: Any) -> Declared:
     ``thing`` is as for `per_rank`. Without it this holds for modules, optimizers, learning rate schedulers, GradScaler
     and dictionaries. A scheduler or an average of the parameters of a class of your own needs it.
     """
-    return Declared(_declarable(thing), replicated=True)
+    return Declared(with_state(thing), replicated=True)
 
 
-def _declarable(thing: Any) -> Stateful:
+def with_state(thing: Any) -> Stateful:
+    """``thing``, or the `Values` of a dictionary. Raises SetupError for an object without a state."""
     if (found := stateful_of(thing)) is None:
-        raise SetupError(f"a {type(thing).__name__} has no state: it needs state_dict and load_state_dict")
+        raise SetupError(
+            f"a {type(thing).__name__} has no state that can be saved: it needs state_dict and load_state_dict, or a "
+            'dictionary around it, as {"best": 0.5}, that is changed in place'
+        )
     return found
 
 

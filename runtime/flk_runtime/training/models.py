@@ -18,7 +18,7 @@ from flk_runtime.checkpoint import (
     module_state,
     optimizer_state,
     placed,
-    stateful_of,
+    with_state,
 )
 from flk_runtime.distributed import has_fsdp1, mean_loss, parameters_in, process_group
 from flk_runtime.errors import SetupError
@@ -107,8 +107,7 @@ class Models:
     def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
         self._has_registered = True
-        found = stateful_of(thing)
-        thing = cast("Stateful", thing) if found is None else found
+        thing = with_state(thing)
         saved: Stateful | DistributedStateful = thing
         of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(thing, Optimizer):
@@ -223,7 +222,8 @@ class Models:
                     raise SetupError(
                         f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
                         "parallelize, so its gradient is not averaged and each rank would train its own: give "
-                        "parallelize what is trained later unfrozen, and freeze it afterwards"
+                        "parallelize what is trained later unfrozen, with find_unused_parameters=True, and freeze it "
+                        "afterwards"
                     )
         if not (args[1:] or kwargs):
             return None

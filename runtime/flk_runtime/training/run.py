@@ -98,8 +98,8 @@ class Run(Training):
         Rank 0's state is saved or each rank's own: see `flk_runtime.per_rank`. It is restored now if the run was
         resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of the
         returned module, is saved as if it had been passed to it. Raises SetupError if the name is taken or begins
-        with ``flk.``, if the checkpoint has it and the first step has been made, or if an optimizer holds other
-        parameters beside sharded ones; CheckpointError if its state does not fit.
+        with ``flk.``, if ``thing`` has no state, if the checkpoint has it and the first step has been made, or if an
+        optimizer holds other parameters beside sharded ones; CheckpointError if its state does not fit.
         """
         self._models.register(name, thing)
 

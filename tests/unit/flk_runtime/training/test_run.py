@@ -189,6 +189,12 @@ def handed_over(optimizer: torch.optim.Optimizer, *, is_averaged: bool) -> Model
     return models
 
 
+@pytest.mark.parametrize("thing", [[0.5], 0.5, None, torch.Generator()])
+def test_an_object_without_a_state_is_refused_when_it_is_registered(thing: Any) -> None:
+    with pytest.raises(SetupError, match=f"a {type(thing).__name__} has no state that can be saved"):
+        object.__new__(Models).register("seen", thing)
+
+
 def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     models = handed_over(optimizer, is_averaged=False)
