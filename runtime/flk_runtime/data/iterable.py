@@ -40,7 +40,7 @@ class IterableLoader(EpochLoader):
         if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
             raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
         _check_not_split(dataset, context.name)
-        super().__init__(context)
+        super().__init__(dataset, context)
         workers = options.pop("num_workers", 0)
         self._reader = ShareReader(
             dataset,

@@ -161,13 +161,13 @@ class EpochLoader:
     Each ``iter(loader)`` is an epoch, as of torch's DataLoader: if the one before was left, the rest of it is dropped.
     The first one after a restart is the rest of the epoch that was going on. One in which no step is trained, such as
     ``next(iter(loader))`` for a look at a batch, takes nothing from the epochs: the next one has the same order. So a
-    single rank may look at a batch of data with an index.
+    single rank may look at a batch of data with an index. ``dataset`` is what the loader was made of, for all ranks.
     """
 
     _order = order.STREAM  # a position in one order is none in another
 
-    def __init__(self, context: LoaderContext) -> None:
-        self.name = context.name
+    def __init__(self, dataset: Any, context: LoaderContext) -> None:
+        self.name, self.dataset = context.name, dataset
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
         self.is_trained = False  # a step has trained with it, at any time

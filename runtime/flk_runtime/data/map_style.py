@@ -62,14 +62,13 @@ class Loader(EpochLoader):
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        super().__init__(context)
+        super().__init__(dataset, context)
         options = context.options
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
         self._drawn = _drawn_orders(of_torch, context, len(dataset))
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
-        self._dataset = dataset
         self._samples = len(dataset)  # of the current epoch
         if not self._drawn:
             self._check_size("dataset", self._samples)
@@ -84,12 +83,12 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank. Raises TypeError for a sampler without a length."""
-        length = self._drawn.length if self._drawn else len(self._dataset)
+        length = self._drawn.length if self._drawn else len(self.dataset)
         return step_sizes(length, self._least_rest, self._step_size, drop_last=self._drop_last)[0]
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
         at = self._at
-        self._samples = len(self._dataset)  # which may be another one in each epoch
+        self._samples = len(self.dataset)  # which may be another one in each epoch
         if at.consumed and at.data[0] != self._samples:
             raise MismatchError(
                 f"{self.name}: the dataset has {self._samples} samples, and had {at.data[0]} when epoch {at.epoch} "
@@ -192,6 +191,3 @@ class _BatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._loader.indices()
-
-    def __len__(self) -> int:
-        return len(self._loader)

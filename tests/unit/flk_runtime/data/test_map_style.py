@@ -57,7 +57,8 @@ def test_an_epoch_gives_every_sample_once(samples: int, world_size: int, batch_s
         assert max(sizes) <= min(sizes) + 1  # a step is split evenly
         assert max(sizes) <= batch_size + 1  # one more where a small tail has joined
     assert all(len(share) == batch_size for step in steps[:-1] for share in step)
-    assert len(steps) == len(loader(samples, world_size=world_size, batch_size=batch_size))
+    whole = loader(samples, world_size=world_size, batch_size=batch_size)
+    assert (len(whole), len(whole.dataset)) == (len(steps), samples)
 
 
 @settings(max_examples=50)
