@@ -24,7 +24,6 @@ from flk_runtime.system.pytree import leaves, map_leaves, walk
 
 T = TypeVar("T")
 
-_CPU = torch.device("cpu")
 BUCKET_BYTES = 25 << 20  # the default of DistributedDataParallel (bucket_cap_mb)
 _OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # Dtypes that backends do not reduce, and the dtype they are sent as. Sums wrap around as torch's own do.
@@ -189,7 +188,9 @@ def _reduced_numbers(numbers: list[Any], op: str) -> list[Any]:
         positions = [place for place, number in enumerate(numbers) if _NUMBERS[type(number)] is dtype]
         if not positions:
             continue
-        flat = torch.tensor([numbers[place] for place in positions], dtype=dtype, device=comm_device(_CPU))
+        flat = torch.tensor(
+            [numbers[place] for place in positions], dtype=dtype, device=comm_device(torch.device("cpu"))
+        )
         dist.all_reduce(flat, _OPS[op])
         for place, result in zip(positions, flat.tolist(), strict=True):
             # Divided after the sum, which is exact for integers.

@@ -50,13 +50,6 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
         raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
 
-def is_alike(value: object) -> bool:
-    """Whether the text of ``value`` is the same on all ranks. Collective."""
-    own = _digest(value)
-    largest, negative_smallest = maximum(own, -own)
-    return largest == -negative_smallest
-
-
 def _digest(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
 
@@ -67,9 +60,11 @@ def find_difference(call: str, lines: Sequence[Line]) -> str | None:
     None if there is none. ``call`` names where the rank is, and is compared too.
     """
     lines = [("the call", call), *lines]
-    if is_alike(lines):
+    own = _digest(lines)
+    largest, negative_smallest = maximum(own, -own)
+    if largest == -negative_smallest:
         return None
-    digests = all_gather(_digest(lines))
+    digests = all_gather(own)
     usual, _ = Counter(digests).most_common(1)[0]  # of several, the digest of the lowest rank
     first, other = digests.index(usual), next(rank for rank, one in enumerate(digests) if one != usual)
     contents = [list(lines)], [list(lines)]

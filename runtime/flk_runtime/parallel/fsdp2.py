@@ -122,7 +122,11 @@ class FSDP2Model(ParallelModel):
         self._extend_zero_grad(optimizer, lambda: parameters_in(optimizer))
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
-        return _shard_like(parameter, full)
+        like: Any = parameter
+        # Every rank has all of it, so nothing is communicated.
+        replicated = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+        shard: torch.Tensor = replicated.redistribute(placements=like.placements)
+        return shard.to(like.device, copy=True)  # not a view, which would keep all of ``full`` alive
 
     def _set_communication(self, enabled: bool) -> None:
         self._syncs = enabled
@@ -208,10 +212,3 @@ def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> Mixe
         output_dtype=precision.output_dtype(block, root=root),
         cast_forward_inputs=True,
     )
-
-
-def _shard_like(like: Any, full: torch.Tensor) -> torch.Tensor:
-    """``full``, which every rank has, as a DTensor sharded as ``like`` is; without communication."""
-    replicated = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-    shard: torch.Tensor = replicated.redistribute(placements=like.placements)
-    return shard.to(like.device, copy=True)  # not a view, which would keep all of ``full`` alive

@@ -22,7 +22,7 @@ from flk_runtime.system.bits import is_compared
 
 _ADVICE: Final = (
     "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
-    "all ranks, or use strategy none"
+    "all ranks, call the model that parallelize returned and no method of it, or use strategy none"
 )
 
 
