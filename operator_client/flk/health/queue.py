@@ -164,8 +164,8 @@ def _held_by_check(view: JobView) -> Found | None:
                 text = f"{state}: {said}" if said else state
                 return Found(
                     f"queue {view.queue} has a place for it, and the admission check {name} holds it back ({text})",
-                    f"{view.kubectl('describe ' + source.lower().replace(' ', '/'))} shows the check, and, if it is one "
-                    f"for nodes, {view.kubectl('get provisioningrequests')} those that Kueue has asked for",
+                    f"{view.kubectl('describe ' + source.lower().replace(' ', '/'))} shows the check, and, if it is "
+                    f"one for nodes, {view.kubectl('get provisioningrequests')} those that Kueue has asked for",
                     [Evidence(source, text, field, timestamp(check.get("lastTransitionTime")))],
                     resolves_itself=state != "Rejected",
                 )
