@@ -101,9 +101,8 @@ def test_all_streams_are_waited_for_before_and_after_a_block(monkeypatch: pytest
 def test_a_script_that_has_chosen_its_device_keeps_it(
     monkeypatch: pytest.MonkeyPatch, used: str, current: int | None, is_open: bool, chosen: str | None
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: current is not None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    for name, value in (("is_available", True), ("is_initialized", current is not None), ("current_device", current)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_open)
     module = torch.nn.Module()
     monkeypatch.setattr(module, "parameters", lambda: iter([SimpleNamespace(device=torch.device(used))]))

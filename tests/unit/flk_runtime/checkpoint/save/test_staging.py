@@ -54,11 +54,12 @@ def test_a_save_waits_for_every_device_of_the_state(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     monkeypatch.setattr("flk_runtime.system.torch_private.copy_all", lambda targets, sources: None)
     monkeypatch.setattr(staging, "cut", lambda tensor, write: tensor)
-    devices = ["cuda:1", "cpu", "cuda:2", "cuda:1", "mps:0"]
-    tensors = (SimpleNamespace(device=each, is_cpu=each == "cpu", is_cuda=False) for each in devices)
-    chunks = [SimpleNamespace(tensor=each) for each in tensors]
+    chunks = [
+        SimpleNamespace(tensor=SimpleNamespace(device=device, is_cpu=device == "cpu", is_cuda=False))
+        for device in ("cuda:1", "cpu", "cuda:2", "cuda:1", "mps:0")
+    ]
     shard: Any = StagedShard(tmp_path / "part", make_plan([]), {})
-    shard.plan = SimpleNamespace(writes=[SimpleNamespace(chunk=number) for number in range(len(devices))])
+    shard.plan = SimpleNamespace(writes=[SimpleNamespace(chunk=number) for number in range(len(chunks))])
     shard.copy(chunks, b"", SimpleNamespace(step=1, number=1), 0, 1)
     assert sorted(waited) == ["cuda:1", "cuda:2", "mps:0"]
     shard.close()
