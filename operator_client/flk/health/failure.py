@@ -11,7 +11,7 @@ from flk.health.cause import Cause, Found
 from flk.observe.model import Evidence, PodState
 from flk.observe.needs import killed_pods
 from flk.observe.observation import What
-from flk.observe.pods import SIGKILLED, one_line
+from flk.observe.pods import OF_INIT, SIGKILLED, one_line
 from flk.observe.view import JobView
 from flk.spec.units import timestamp
 from flk_runtime.contract import ExitCode
@@ -78,7 +78,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
 
 def exit_code_of(failure: Failure) -> ExitCode:
     """Return the exit code of a job that this failure has ended."""
-    if failure.kind is Kind.EXIT and failure.exit_code in _LAUNCHER_CODES:
+    if failure.kind is Kind.EXIT and failure.exit_code in _LAUNCHER_CODES and not failure.message.startswith(OF_INIT):
         return ExitCode(failure.exit_code)  # a launcher's own code, whose record was lost
     return failure.code
 

@@ -307,13 +307,17 @@ def _crash_loop(view: JobView) -> Found | None:
         (found for found in reversed(_states(view, pod.name)) if found[0].endswith("terminated")), ("", {})
     )
     of_init = re.match(r"status\.init\w+\[(.*)\]", path)
-    which, option = (f"init container {of_init[1]}", f" -c {of_init[1]}") if of_init else ("the container", "")
+    which, option, restarts = (
+        (f"init container {of_init[1]}", f" -c {of_init[1]}", "")
+        if of_init
+        else ("the container", "", f", {plural(pod.restarts, 'restart')}")
+    )
     code = last.get("exitCode")
     ended = f" with exit code {code}" if code is not None else ""
     evidence = [pod_evidence(view, pod, container_path(view))]
     if last:
-        text = f"exit code {code}, {last.get('reason', '')}, {plural(pod.restarts, 'restart')}"
-        evidence.append(Evidence(f"pod {pod.name}", text, path, timestamp(last.get("finishedAt"))))
+        text = f"exit code {code}, {last.get('reason', '')}"
+        evidence.append(Evidence(f"pod {pod.name}", text + restarts, path, timestamp(last.get("finishedAt"))))
     lines = [line for line in view.seen.logs.get(pod.name, []) if line.strip()]
     if lines:
         evidence.append(Evidence(f"log of {pod.name}", lines[-1].strip()))
@@ -337,7 +341,7 @@ def _loop_began(view: JobView, pod: PodState, last: Object) -> float:
 
 def _ran_briefly(view: JobView, pod: PodState) -> bool:
     """Return whether a container's last run and its present one are so short that the kubelet still counts restarts."""
-    ended = [state for field, state in _states(view, pod.name) if field.endswith("lastState.terminated")]
+    ended = [state for path, state in _states(view, pod.name) if re.match(r"status\.c.+\.lastState\.terminated", path)]
     brief = [timestamp(end.get("finishedAt")) - timestamp(end.get("startedAt")) < BACKOFF_RESET for end in ended]
     return any(brief) and view.now - (pod.started or 0.0) < BACKOFF_RESET
 
@@ -382,7 +386,7 @@ def _init_failed(view: JobView) -> Found | None:
     name, said = pods[0].name, f"{pods[0].reason}: {pods[0].message}"
     logs = view.kubectl(f"logs {name} -c {failed_init(view.objects[name])['name']}")
     return Found(
-        f"{subject(pods)}: {pods[0].message}, and the pod is created again",
+        f"{subject(pods)}: {pods[0].message}" + ("" if view.failed else ", and the pod is created again"),
         f"{logs} shows what it printed; correct it in the job's patch",
         [Evidence(f"pod {name}", said, "status.initContainerStatuses", pods[0].ended or 0.0)],
         names(pods),

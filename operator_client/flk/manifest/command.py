@@ -186,7 +186,7 @@ def _torchrun(words: list[str], ranks: object, *, passes_rank: bool = False) -> 
         elif option == "--nproc-per-node" and not _BY_GPUS.fullmatch(value):
             raise ValueError(f"{option}: must be a number (is {value.translate(_AS_WRITTEN)!r})")
         elif option == "--max-restarts":
-            fields["restarts"] = int(value) if value.isdecimal() else value
+            fields["restarts"] = int(value) if value.isdecimal() else value.translate(_AS_WRITTEN)
         elif option == "--nnodes" and (sizes := re.fullmatch(r"(\d+):(\d+)", value)) and sizes[1] != sizes[2]:
             fields["elastic"] = {"min": int(sizes[1]), "max": int(sizes[2])}
     if passes_rank and str(fields.get("processes", ranks)) != "1":

@@ -19,6 +19,7 @@ SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 _WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 INIT: Final = "Init:"  # begins the reason of a pod whose init container has failed, as kubectl writes it
+OF_INIT: Final = "its init container"  # begins its message
 
 
 def missing_pod(
@@ -113,9 +114,18 @@ def _ends(pod: Object) -> list[Object]:
 
 
 def failed_init(pod: Object) -> Object:
-    """Return how an init container of a pod has ended that failed, with its name; empty if none has."""
+    """Return how an init container of a pod has ended that failed, with its name; empty if none has.
+
+    Sidecars are none: the kubelet starts them again, and ends them after another one has failed.
+    """
+    given = (pod.get("spec") or {}).get("initContainers") or []
+    sidecars = [each.get("name") for each in given if each.get("restartPolicy") == "Always"]
     every = (pod.get("status") or {}).get("initContainerStatuses") or []
-    ends = ({**((each.get("state") or {}).get("terminated") or {}), "name": each.get("name")} for each in every)
+    ends = (
+        {**((each.get("state") or {}).get("terminated") or {}), "name": each.get("name")}
+        for each in every
+        if each.get("name") not in sidecars
+    )
     return next((end for end in ends if end.get("exitCode")), {})
 
 
@@ -217,7 +227,7 @@ def _failed_reason(pod: Object, state: Object) -> tuple[str, str]:
     if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
         return str(evicted.get("reason")), one_line(evicted.get("message"))
     if not ended and (init := failed_init(pod)):
-        text = f"its init container {init['name']} ended with exit code {init['exitCode']}"
+        text = f"{OF_INIT} {init['name']} ended with exit code {init['exitCode']}"
         return f"{INIT}{init.get('reason') or 'Error'}", text
     message = "" if JobRecord.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
     return str(ended.get("reason") or "Error"), message

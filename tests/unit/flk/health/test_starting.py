@@ -151,15 +151,16 @@ def with_init(phase: str, **status: Any) -> JobBuilder:
 
 
 def test_an_init_container_that_fails_is_the_cause_and_not_a_lost_pod() -> None:
-    failed = with_init("Failed", state={"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": MADE}})
+    failed = with_init("Failed", state={"terminated": {"exitCode": 2, "reason": "Error", "finishedAt": MADE}})
     (cause,) = find(failed.view())
     assert (cause.code, cause.is_stuck(NOW)) == ("CrashLoop", True)
-    assert f"{POD}: its init container fetch ended with exit code 3, and the pod is created again" in cause.sentence
+    assert f"{POD}: its init container fetch ended with exit code 2, and the pod is created again" in cause.sentence
     assert f"logs {POD} -c fetch" in cause.remedy
     failed.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
     state = failed.state()
     assert (state.phase, state.reason, state.pods[1].reason) == (Phase.FAILED, "RankFailed", "Init:Error")
-    assert "init container fetch ended with exit code 3" in state.message
+    assert state.code == 100  # 2 would be that of a launcher
+    assert "init container fetch ended with exit code 2" in state.message
 
 
 def test_an_init_container_that_ends_again_and_again_is_named() -> None:
@@ -167,3 +168,22 @@ def test_an_init_container_that_ends_again_and_again_is_named() -> None:
     (cause,) = find(with_init("Pending", **states).view())
     assert f"{POD}: init container fetch ends again and again with exit code 3" in cause.sentence
     assert f"logs {POD} -c fetch --previous" in cause.remedy
+    assert "restart" not in cause.evidence[-1].text  # those of the training container are others
+
+
+def test_a_sidecar_that_ends_with_its_pod_is_not_the_init_container_that_failed() -> None:
+    job = with_init("Failed", state={"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": MADE}})
+    sidecar = {"name": "proxy", "state": {"terminated": {"exitCode": 143, "reason": "Error", "finishedAt": MADE}}}
+    job.pods[1]["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]
+    job.pods[1]["status"]["initContainerStatuses"].insert(0, sidecar)
+    assert "its init container fetch ended with exit code 3" in find(job.view())[0].sentence
+    assert "created again" not in find(job.condition("Failed").view())[0].sentence
+
+
+def test_a_sidecar_that_was_started_again_says_nothing_about_the_training_container() -> None:
+    job = JobBuilder().all("pod")
+    long, brief = {"startedAt": "2025-12-30T00:00:00Z"}, {"startedAt": MADE}
+    status = job.pods[1]["status"]
+    status["containerStatuses"][0] |= {"restartCount": 3, "lastState": {"terminated": {"finishedAt": MADE, **long}}}
+    status["initContainerStatuses"] = [{"name": "proxy", "lastState": {"terminated": {"finishedAt": MADE, **brief}}}]
+    assert find(job.view()) == []

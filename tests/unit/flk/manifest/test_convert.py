@@ -733,6 +733,12 @@ def test_what_a_job_cannot_have_is_refused_by_its_field(case: str) -> None:
     assert str(caught.value).startswith("old.yaml: spec.")
 
 
+def test_a_value_that_a_shell_computes_is_refused_as_it_is_written() -> None:
+    text = "torchrun --max-restarts=$((1 + 2)) /a.py"
+    with pytest.raises(UsageError, match=r"restarts: must be a whole number \(is '\$\(\(1 \+ 2\)\)'\)"):
+        convert(manifest(container={"command": ["sh", "-c", text]}), "old.yaml")
+
+
 def test_roles_that_differ_are_refused_with_the_place() -> None:
     data = yaml.safe_load(manifest())
     pod = data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
