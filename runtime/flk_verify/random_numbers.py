@@ -91,8 +91,8 @@ def _normal(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    p = torch.as_tensor(given.get("p", given.get("self")))  # one number, or one for each element
-    return torch.where(row < p, 1.0, 0.0)
+    # One number, or one for each element.
+    return torch.where(row < torch.as_tensor(given.get("p", given.get("self"))), 1.0, 0.0)
 
 
 def _integers(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:

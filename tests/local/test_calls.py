@@ -58,6 +58,9 @@ def tempered(run):
     torch.manual_seed(3)
     def loss(model, words):
         model.heat, model.gain = 0.5 * model.heat, 2.0
+        model.kept = 1
+        del model.kept
+        assert not hasattr(model, "kept")
         return loss_of(model, words)
     return fit(run, Tempered(), loss)
 

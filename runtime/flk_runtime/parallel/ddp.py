@@ -65,6 +65,12 @@ class _Wrapper(DistributedDataParallel):
         else:
             setattr(self.module, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self):
+            super().__delattr__(name)
+        else:
+            delattr(self.module, name)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

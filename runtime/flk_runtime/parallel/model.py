@@ -36,8 +36,7 @@ class ParallelModel:
         Returns the norm before, a tensor of shape () that is the same on all ranks. Raises RuntimeError if
         ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type, error_if_nonfinite)
-        return full(norm)
+        return full(nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type, error_if_nonfinite))
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer takes, by the names of the user's model. A tied parameter has several."""

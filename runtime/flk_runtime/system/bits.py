@@ -17,8 +17,7 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
     real = torch.view_as_real(values) if values.is_complex() else values
     flat = real.contiguous().flatten()
     if flat.device.type != "cpu":
-        flat = flat.view(_WORDS.get(flat.element_size(), torch.uint8))
-        return flat.sum(dtype=torch.int64)
+        return flat.view(_WORDS.get(flat.element_size(), torch.uint8)).sum(dtype=torch.int64)
     # As int64, since a CPU copies what it sums in another type.
     if not flat.nbytes % 8 and not flat.storage_offset() * flat.element_size() % 8:
         return flat.view(torch.int64).sum()

@@ -131,5 +131,4 @@ class ModuleState(DistributedStateful):
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
         equal = path[1] in self._equal or isinstance(self._module, Parts)
-        offers = equal or is_sharded(value) or process_group.rank() == 0
-        return chunks_of(path, value) if offers else []
+        return chunks_of(path, value) if equal or is_sharded(value) or process_group.rank() == 0 else []
