@@ -228,6 +228,7 @@ def alike(tensor):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (r + 1), betas=(0.1 * r, 0.9))
 fused = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0 + r), momentum=0.9)
+fused.param_groups[0]["decays"] = lambda name: r  # cannot be sent
 if r == 1:  # only the root has made state
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
@@ -248,7 +249,7 @@ for tensor in (*model.parameters(), *model.buffers()):
 assert model.norm.num_batches_tracked.item() == 1
 assert optimizer.param_groups[0]["lr"] == 0.2 and optimizer.param_groups[0]["betas"] == (0.1, 0.9)
 assert optimizer.param_groups[0]["extra"] == "from root" and len(optimizer.param_groups[0]["params"]) == 6
-assert fused.param_groups[0]["lr"].item() == 2.0
+assert fused.param_groups[0]["lr"].item() == 2.0 and fused.param_groups[0]["decays"]("bias") == r
 assert len(optimizer.state) == 6
 for state in optimizer.state.values():
     for tensor in state.values():

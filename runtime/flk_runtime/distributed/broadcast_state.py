@@ -92,7 +92,10 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
     content: list[Any] = [None]
     if dist.get_rank() == root:
         states = [optimizer.state.get(parameter) for parameter in parameters_in(optimizer)]
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        groups = [
+            {key: value for key, value in group.items() if key != "params" and not callable(value)}
+            for group in optimizer.param_groups
+        ]
         torch.save((states, groups), file := io.BytesIO())
         content = [file.getvalue()]
     dist.broadcast_object_list(content, src=root)
@@ -112,9 +115,10 @@ def _send_state(optimizer: Optimizer, root: int) -> None:
         if state is not None:
             optimizer.state[parameter] = state
     for group, new in zip(optimizer.param_groups, groups, strict=True):
-        parameters = group["params"]
+        # Functions are the script's on each rank, since those that are made in a function cannot be sent.
+        own = {key: value for key, value in group.items() if key == "params" or callable(value)}
         group.clear()
-        group.update(new, params=parameters)
+        group.update({**new, **own})
 
 
 def _near(parameter: nn.Parameter, leaf: Any) -> Any:
