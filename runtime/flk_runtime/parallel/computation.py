@@ -38,7 +38,7 @@ def recompute_activations(module: nn.Module) -> None:
 
 
 # A function of its own, which pickle finds by name, and around torch's checkpoint, so that the compiler traces it.
-def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     # With the named arguments as one: of those that are named torch looks for no device whose generator it restores.
     return checkpoint(
         lambda module, named, *args: type(module).forward(module, *args, **named),
@@ -100,5 +100,5 @@ def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 # A function of its own, which pickle finds by name.
-def _plain_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _plain_forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)

@@ -80,3 +80,12 @@ def test_the_generators_of_the_devices_of_named_arguments_are_restored(monkeypat
     recompute_activations(block := Block())
     block(x=torch.ones(2, 4)).sum().backward()
     assert "tensor(" in str(look.call_args.args)
+
+
+def test_an_argument_may_be_called_module() -> None:
+    class Named(Block):
+        def forward(self, *, module: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(module)
+
+    recompute_activations(block := Named())
+    assert block(module=torch.ones(2, 4)).shape == (2, 4)
