@@ -140,8 +140,7 @@ def sparkline(values: Iterable[float | None]) -> str:
     top = len(_BARS) - 2
 
     def bar(value: float) -> str:
-        height = round(top * min(1.0, (value - low) / span)) if span else top // 2
-        return _BARS[1 + height]
+        return _BARS[1 + (round(top * min(1.0, (value - low) / span)) if span else top // 2)]
 
     return "".join(" " if value is None else bar(value) for value in given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -25,7 +26,7 @@ from flk.health.cause import (
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allowed
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.observation import event_time
+from flk.observe.observation import event_time, involved
 from flk.observe.pods import INIT, failed_init, one_line
 from flk.observe.view import JobView, Recreation, pod_spec
 from flk.spec.units import timestamp
@@ -379,18 +380,34 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
 
 
 def _init_failed(view: JobView) -> Found | None:
-    """Find pods that their controller creates again because an init container has failed."""
-    pods = [pod for pod in view.pods if pod.reason.startswith(INIT) and not pod.failed_permanently]
-    if not pods:
-        return None
-    name, said = pods[0].name, f"{pods[0].reason}: {pods[0].message}"
-    logs = view.kubectl(f"logs {name} -c {failed_init(view.objects[name])['name']}")
-    return Found(
-        f"{subject(pods)}: {pods[0].message}" + ("" if view.failed else ", and the pod is created again"),
-        f"{logs} shows what it printed; correct it in the job's patch",
-        [Evidence(f"pod {name}", said, "status.initContainerStatuses", pods[0].ended or 0.0)],
-        names(pods),
+    """Find a pod that its controller creates again because an init container has failed, now or in each life."""
+    for pod in view.pods:
+        failed = pod.reason.startswith(INIT) and not pod.failed_permanently
+        name = failed_init(view.objects[pod.name])["name"] if failed else _init_of_each_life(view, pod.name)
+        if name:
+            text = pod.message if failed else f"its init container {name} ends, and no container after it starts"
+            return Found(
+                f"{pod.name}: {text}" + ("" if view.failed else ", and the pod is created again"),
+                f"{view.kubectl(f'logs {pod.name} -c {name}')} shows what it prints; correct it in the job's patch",
+                [Evidence(f"pod {pod.name}", text, "status.initContainerStatuses", pod.ended or 0.0)],
+                [pod.name],
+            )
+    return None
+
+
+def _init_of_each_life(view: JobView, pod_name: str) -> str:
+    """Return the last init container that pods of a name have started, if none got further; empty for few pods.
+
+    A pod that its controller replaces at once is seldom there to be read, and the kubelet's events stay.
+    """
+    started = [involved(each) for each in view.pod_events.get(pod_name, ()) if each.get("reason") == "Started"]
+    # By the path of the container, in the order of their starts, and for each once in the life of a pod.
+    lives = Counter(
+        path for path, _ in dict.fromkeys((str(each.get("fieldPath")), each.get("uid")) for each in started)
     )
+    got_further = any(path.startswith("spec.containers") for path in lives)
+    looping = [path for path, count in lives.items() if count >= LOOP and not got_further]
+    return looping[-1].partition("{")[2].removesuffix("}") if looping else ""
 
 
 PULLS: Final = (

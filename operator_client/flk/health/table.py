@@ -125,8 +125,7 @@ def _order_now(finding: Finding, found: Sequence[Finding]) -> int:
     if finding.code == "Preempted":
         return 0
     now = {pod for other in found if other.code not in _FROM_OUTSIDE for pod in other.pods}
-    is_past = finding.code in _FROM_OUTSIDE and bool(now & set(finding.pods))
-    return 2 if is_past else 1
+    return 2 if finding.code in _FROM_OUTSIDE and now & set(finding.pods) else 1
 
 
 def _explains(view: JobView, finding: Finding, end: Finding | None) -> bool:

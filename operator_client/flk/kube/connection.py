@@ -80,8 +80,7 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
 
 def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
     certificate = _content(user, "client-certificate")
-    key = _content(user, "client-key")
-    return (certificate, key or certificate) if certificate else None
+    return (certificate, _content(user, "client-key") or certificate) if certificate else None
 
 
 def _content(entry: Mapping[str, Any], key: str) -> bytes:

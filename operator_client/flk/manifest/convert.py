@@ -372,5 +372,4 @@ def _differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 def job_file(converted: Converted) -> str:
     """Return the text of a job file, which begins with the notes as comments."""
-    comments = "".join(f"# {note}\n" for note in converted.notes)
-    return comments + dumped([converted.fields])
+    return "".join(f"# {note}\n" for note in converted.notes) + dumped([converted.fields])

@@ -48,8 +48,7 @@ def commit_of(root: Path) -> str:
     told, filters = _told(root, "rev-parse", "--verify", "HEAD"), _without_filters(root)
     if told is None or filters is None or not _COMMIT.fullmatch(told.strip()):
         return ""
-    same = _told(root, *filters, *_DIFF) is not None
-    return told.strip() if same else f"{told.strip()}-dirty"
+    return told.strip() + ("-dirty" if _told(root, *filters, *_DIFF) is None else "")
 
 
 def _without_filters(root: Path) -> list[str] | None:

@@ -165,7 +165,9 @@ def _around(view: JobView) -> list[Need]:
         wanted.append(Need(What.NODES))
     else:
         wanted += _suspects(view)
-    wanted += [Need(What.EVENTS, name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
+    # Pods that are created again at once are never old enough for `_representatives`.
+    restarting = [pod.name for pod in view.pods if pod.phase in _UNFINISHED and "Restarting" in view.conditions]
+    wanted += [Need(What.EVENTS, name, "Pod") for name in [*view.recreations, *restarting][:STUCK_PODS]]
     claims = _claim_names(view, pods)
     wanted += [Need(What.CLAIMS, name) for name in claims]
     wanted += [Need(What.EVENTS, name, "PersistentVolumeClaim") for name in claims if name in view.seen.claims]
@@ -203,8 +205,7 @@ def _representatives(view: JobView) -> list[PodState]:
         and (pod.reason == "Unschedulable" or view.now - created_at(view.objects[pod.name]) > EVENTS_AFTER)
     ]
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
-    chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
-    return chosen[:STUCK_PODS]
+    return [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())][:STUCK_PODS]
 
 
 def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:

@@ -118,12 +118,14 @@ def failed_init(pod: Object) -> Object:
 
     Sidecars are none: the kubelet starts them again, and ends them after another one has failed.
     """
-    given = (pod.get("spec") or {}).get("initContainers") or []
-    sidecars = [each.get("name") for each in given if each.get("restartPolicy") == "Always"]
-    every = (pod.get("status") or {}).get("initContainerStatuses") or []
+    sidecars = [
+        each.get("name")
+        for each in (pod.get("spec") or {}).get("initContainers") or []
+        if each.get("restartPolicy") == "Always"
+    ]
     ends = (
         {**((each.get("state") or {}).get("terminated") or {}), "name": each.get("name")}
-        for each in every
+        for each in (pod.get("status") or {}).get("initContainerStatuses") or []
         if each.get("name") not in sidecars
     )
     return next((end for end in ends if end.get("exitCode")), {})

@@ -355,9 +355,18 @@ class JobView:
 
     @property
     def _refused(self) -> list[Object]:
-        """The events of pods that were not created."""
-        reasons = ((event, str(event.get("reason"))) for event in self.job_events)
-        return [event for event, reason in reasons if reason.startswith("FailedCreate") and "Service" not in reason]
+        """The events of pods that were not created.
+
+        A pod that was created before has its name until it is gone, and is created again then.
+        """
+        told = [(event, str(event.get("reason")), str(event.get("message"))) for event in self.job_events]
+        made = {text.rpartition(" ")[2] for _, reason, text in told if reason.startswith("SuccessfulCreate")}
+        return [
+            event
+            for event, reason, text in told
+            if reason.startswith("FailedCreate") and "Service" not in reason
+            if not (text.endswith("already exists") and any(f'"{name}"' in text for name in made))
+        ]
 
     @property
     def refused_services(self) -> list[Object]:

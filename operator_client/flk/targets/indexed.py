@@ -113,8 +113,7 @@ class IndexedJob(IndexedTarget):
         }
         container = next(c for c in template["spec"]["containers"] if c["name"] == self.container)
         ports = [port for port in container.get("ports") or [] if port.get("name") == self.port_name]
-        service = headless_service(parts.metadata, {labels.JOB: str(job.name)}, ports)
-        return [manifest, service]
+        return [manifest, headless_service(parts.metadata, {labels.JOB: str(job.name)}, ports)]
 
     def replicas(self, job: Object) -> Mapping[str, Replicas]:
         """Return the pods of the Job's indexes."""

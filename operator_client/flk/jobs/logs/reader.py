@@ -47,8 +47,7 @@ class _Refusals:
             self._since = 0.0
             return False
         self._since = self._since or monotonic()
-        lacks_right = error.status == 403 and not self._allowed
-        return lacks_right or monotonic() - self._since > STARTING
+        return (error.status == 403 and not self._allowed) or monotonic() - self._since > STARTING
 
 
 class PodLog:

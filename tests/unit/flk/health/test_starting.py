@@ -10,7 +10,8 @@ import pytest
 from flk.health import find
 from flk.jobs.state import Phase
 from flk.jobs.state import derive as derive_state
-from flk.observe.observation import Observation
+from flk.observe.needs import needs
+from flk.observe.observation import Need, Observation, What
 from flk.observe.view import JobView
 from tests.support.jobs import MADE, NOW, JobBuilder
 
@@ -169,6 +170,28 @@ def test_an_init_container_that_ends_again_and_again_is_named() -> None:
     assert f"{POD}: init container fetch ends again and again with exit code 3" in cause.sentence
     assert f"logs {POD} -c fetch --previous" in cause.remedy
     assert "restart" not in cause.evidence[-1].text  # those of the training container are others
+
+
+def test_an_init_container_that_fails_in_each_life_is_named_by_the_events_of_pods_that_are_gone() -> None:
+    """The operator creates the pod again within three seconds, so it is seldom there, and never for long."""
+    job = JobBuilder().pod(0).pod(2).condition("Restarting")
+    job.event("SuccessfulCreatePod", f"Created pod: {POD}").event(
+        "FailedCreatePod", f'Error creating: pods "{POD}" already exists'
+    )
+    for uid in "abc":
+        assert [cause.code for cause in find(job.view())] == []  # the name is that of the former pod
+        for container in ("first", "fetch"):
+            job.event("Started", f"Started container {container}", "Pod", POD)
+            job.events[-1]["involvedObject"] |= {"uid": uid, "fieldPath": f"spec.initContainers{{{container}}}"}
+    (cause,) = find(job.view())
+    assert cause.code == "CrashLoop"
+    assert f"{POD}: its init container fetch ends, and no container after it starts" in cause.sentence
+    assert f"logs {POD} -c fetch" in cause.remedy
+    first = needs(job.view(answered=frozenset()))
+    assert Need(What.EVENTS, POD, "Pod") in needs(job.view(answered=frozenset(first), logs={"gpt-worker-0": []}))
+    job.event("Started", "Started container pytorch", "Pod", POD)
+    job.events[-1]["involvedObject"] |= {"uid": "d", "fieldPath": "spec.containers{pytorch}"}
+    assert find(job.view()) == []
 
 
 def test_a_sidecar_that_ends_with_its_pod_is_not_the_init_container_that_failed() -> None:
