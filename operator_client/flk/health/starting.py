@@ -389,7 +389,14 @@ def _init_failed(view: JobView) -> Found | None:
             return Found(
                 f"{pod.name}: {text}" + ("" if view.failed else ", and the pod is created again"),
                 f"{view.kubectl(f'logs {pod.name} -c {name}')} shows what it prints; correct it in the job's patch",
-                [Evidence(f"pod {pod.name}", text, "status.initContainerStatuses", pod.ended or 0.0)],
+                [
+                    Evidence(
+                        f"pod {pod.name}",
+                        f"{name}: {pod.reason or 'started again and again'}",
+                        "status.initContainerStatuses",
+                        pod.ended or 0.0,
+                    )
+                ],
                 [pod.name],
             )
     return None
