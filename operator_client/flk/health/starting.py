@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -403,18 +402,19 @@ def _init_failed(view: JobView) -> Found | None:
 
 
 def _init_of_each_life(view: JobView, pod_name: str) -> str:
-    """Return the last init container that pods of a name have started, if none got further; empty for few pods.
+    """Return the last init container that pods of a name have started, if LOOP of them ended there; else empty.
 
     A pod that its controller replaces at once is seldom there to be read, and the kubelet's events stay.
     """
-    started = [involved(each) for each in view.pod_events.get(pod_name, ()) if each.get("reason") == "Started"]
-    # By the path of the container, in the order of their starts, and for each once in the life of a pod.
-    lives = Counter(
-        path for path, _ in dict.fromkeys((str(each.get("fieldPath")), each.get("uid")) for each in started)
-    )
-    got_further = any(path.startswith("spec.containers") for path in lives)
-    looping = [path for path, count in lives.items() if count >= LOOP and not got_further]
-    return looping[-1].partition("{")[2].removesuffix("}") if looping else ""
+    events = [involved(each) for each in view.pod_events.get(pod_name, ()) if each.get("reason") == "Started"]
+    paths = [*dict.fromkeys(str(each.get("fieldPath")) for each in events)]  # in the order of their first starts
+    if (
+        not paths
+        or any(path.startswith("spec.containers") for path in paths)
+        or len(view.lives_in_events(pod_name)) < LOOP
+    ):
+        return ""
+    return paths[-1].partition("{")[2].removesuffix("}")
 
 
 PULLS: Final = (

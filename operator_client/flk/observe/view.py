@@ -280,7 +280,7 @@ class JobView:
             match = re.search(_EXITED, str(event.get("message", "")))
             if match and event.get("reason") == "ExitedWithCode" and int(match[2]) >= FIRST_SIGNAL:
                 item = Evidence(f"event of {self.subject}", str(event.get("message")), time=event_time(event))
-                lives = self._lives_in_events(match[1])
+                lives = self.lives_in_events(match[1])
                 found[match[1]] = Recreation(int(match[2]), item, lives, self._out_of_memory(match[1]))
         present = {self.target.position(pod): name for name, pod in self.objects.items()}
         for name, pod in self.replaced_pods.items():
@@ -295,7 +295,7 @@ class JobView:
             found[kept] = Recreation(code, item, lives, self._out_of_memory(name))
         return found
 
-    def _lives_in_events(self, pod_name: str) -> list[tuple[float, float]]:
+    def lives_in_events(self, pod_name: str) -> list[tuple[float, float]]:
         """Return when pods of a name started that then ended by themselves, and when the next one started.
 
         They are told apart by their UIDs in the events about pods: the operator may send several events for one end.
@@ -304,7 +304,7 @@ class JobView:
         started = {_involved(event, "uid"): event_time(event) for event in events if event.get("reason") == "Started"}
         outside = {_involved(event, "uid") for event in events if event.get("reason") in _OUTSIDE_ENDS}
         runs = any(pod.name == pod_name and pod.exit_code is None for pod in self.pods)
-        present = {self.objects[pod_name]["metadata"]["uid"]} if runs and pod_name in self.objects else set()
+        present = {self.objects[pod_name]["metadata"].get("uid")} if runs and pod_name in self.objects else set()
         ends = [*list(started.values())[1:], self.now]
         lives = zip(started.items(), ends, strict=False)
         return [(began, end) for (uid, began), end in lives if uid not in outside | present]

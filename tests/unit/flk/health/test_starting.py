@@ -187,6 +187,8 @@ def test_an_init_container_that_fails_in_each_life_is_named_by_the_events_of_pod
     assert cause.code == "CrashLoop"
     assert f"{POD}: its init container fetch ends, and no container after it starts" in cause.sentence
     assert f"logs {POD} -c fetch" in cause.remedy
+    evicted = deepcopy(job).event("Evicted", "The node was low on memory", "Pod", POD, uid="b")
+    assert find(evicted.view()) == []  # two have ended by themselves
     first = needs(job.view(answered=frozenset()))
     assert Need(What.EVENTS, POD, "Pod") in needs(job.view(answered=frozenset(first), logs={"gpt-worker-0": []}))
     job.event("Started", "Started container pytorch", "Pod", POD)
