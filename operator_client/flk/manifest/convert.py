@@ -287,7 +287,8 @@ class _Conversion:
             self.refused.append("spec.nprocPerNode: must be a number (is 'cpu', a rank for each CPU of the node)")
         elif ranks in ("auto", None):  # the default, too
             fields.pop("processes", None)
-            if "gpu'" not in str(fields.get("resources")):  # nor amd.com/gpu
+            amounts = fields.get("resources", {})
+            if not any(name.endswith("gpu") for name in (*amounts, *amounts.get("extended", {}))):
                 self.notes.append(
                     "nprocPerNode auto became one rank in each pod, which names no GPUs; processes: N gives others"
                 )

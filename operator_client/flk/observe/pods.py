@@ -183,7 +183,7 @@ def _phase(pod: Object, state: Object) -> PodPhase:
         return PodPhase.STARTING if spec.get("nodeName") else PodPhase.PENDING
     if phase == PodPhase.RUNNING:
         done = (state.get("terminated") or {}).get("exitCode") == 0
-        if "terminated" in state and spec.get("restartPolicy") in ("Never", "OnFailure" if done else ""):
+        if "terminated" in state and spec.get("restartPolicy") in (("Never", "OnFailure") if done else ("Never",)):
             # The kubelet sets the phase of the pod a moment after its container has ended, or after its sidecars have.
             return PodPhase.SUCCEEDED if done else PodPhase.FAILED
         if _node_is_silent(pod):
