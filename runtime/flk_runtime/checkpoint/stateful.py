@@ -113,13 +113,15 @@ class Values:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put these values in the place of all others, tensors on the devices of those that they replace."""
-        placed = {key: beside(self._values.get(key), value) for key, value in state_dict.items()}
+        placed = beside(self._values, state_dict)
         self._values.clear()
         self._values.update(placed)
 
 
 def beside(own: Any, value: Any) -> Any:
-    """A restored ``value``; a tensor in the place of the tensor ``own`` on the device of that."""
+    """A restored ``value``; tensors, also in dictionaries, on the devices of those in ``own`` that they replace."""
+    if isinstance(own, Mapping) and type(value) is dict:
+        return {key: beside(own.get(key), each) for key, each in value.items()}
     return value.to(own.device) if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) else value
 
 

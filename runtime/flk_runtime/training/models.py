@@ -158,8 +158,7 @@ class Models:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all models, as optimizers take them."""
-        models = self._models.values()
-        return list(dict.fromkeys(parameter for model in models for parameter in model.parameters().values()))
+        return list(dict.fromkeys(each for model in self._models.values() for each in model.parameters().values()))
 
     def select(self, model: nn.Module | None, method: str) -> ParallelModel:
         """The parallelized model that is ``model``, or the only one. ``method`` needs it, and is named in the error."""

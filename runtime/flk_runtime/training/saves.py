@@ -96,16 +96,14 @@ class Saves:
         Returns whether later steps can save.
         """
         can_save, store = self.manager.can_save, self._store or 0
-        if can_save and (self._is_kept(before, steps) or is_passed(store, before, steps)):
+        # The memory keeps it, or storage if that has no interval of its own.
+        kept = is_passed(self._keep, before, steps) and (self._store is None or self.manager.keeps_in_memory)
+        if can_save and (kept or is_passed(store, before, steps)):
             self.save(steps)
             return self.manager.can_save
         # The latest checkpoint may become complete in memory.
         self.due = 0 if self.manager.poll() else min(next_multiple(every, steps) for every in (self._keep, store))
         return can_save
-
-    def _is_kept(self, before: int, steps: int) -> bool:
-        """Whether a save is due that memory keeps, or storage if that has no interval of its own."""
-        return is_passed(self._keep, before, steps) and (self._store is None or self.manager.keeps_in_memory)
 
     def save_progress(self, steps: int) -> None:
         """Save progress since the latest save, if there is any. Collective."""

@@ -129,6 +129,9 @@ def test_a_model_over_which_one_can_loop_is_no_loader(declare: Any) -> None:
 
 
 def test_the_tensors_of_a_dictionary_stay_on_their_devices() -> None:
-    values: dict[str, Any] = {"sum": torch.zeros((), device="meta"), "count": 0}
-    Values(values).load_state_dict({"sum": torch.ones(()), "count": 3, "new": torch.ones(())})
+    on_device = torch.zeros((), device="meta")
+    values: dict[str, Any] = {"sum": on_device, "count": 0, "average": {"weight": on_device}}
+    restored = {"sum": torch.ones(()), "count": 3, "new": torch.ones(()), "average": {"weight": torch.ones(())}}
+    Values(values).load_state_dict(restored)
     assert (values["sum"].device.type, values["count"], values["new"].device.type) == ("meta", 3, "cpu")
+    assert values["average"]["weight"].device.type == "meta"
