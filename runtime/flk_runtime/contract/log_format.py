@@ -59,7 +59,7 @@ _LARGEST_COUNT: Final = 1 << 53  # a larger number is no count of steps
 class Measured:
     """What a rank measures around one step and prints. A value that it does not measure is None."""
 
-    _: KW_ONLY
+    _: KW_ONLY  # so that the fields of other classes come first
     loss: float | None = None
     samples_per_s: float | None = None  # of all ranks together
     tokens_per_s: float | None = None
@@ -103,7 +103,7 @@ def parse_metrics(line: str | bytes) -> MetricsLine | None:
     if step is None:
         return None
     total = next((count for name in TOTAL_NAMES if (count := _count(values.get(name))) is not None), None)
-    values["communication"] = values.get("comm")  # the key is shorter
+    values["communication"] = values.get("comm")  # as lines of metrics name it
     return MetricsLine(step, total, **{each.name: _number(values.get(each.name)) for each in fields(Measured)})
 
 

@@ -358,7 +358,7 @@ class EpochLoader:
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and add to `waited` the time that they take."""
-        with torch.device("cpu"):  # of the generator of DataLoader, whatever the default device is
+        with torch.device("cpu"):  # DataLoader draws its seed on the default device, by a generator of the CPU
             items = iter(source)
         while True:
             began = time.perf_counter()

@@ -78,6 +78,7 @@ def in_use(objects: Iterable[object]) -> torch.device | None:
         if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         else torch.device("cpu"),
     )
+    # The first GPU may be that of a script which has chosen none.
     return found if torch.cuda.is_available() and (torch.distributed.is_initialized() or found.index) else None
 
 
