@@ -126,6 +126,25 @@ def test_a_setup_command_may_bring_the_script(pods: Callable[..., Pods], tmp_pat
     assert "[rank 0] it is there" in job.log()
 
 
+def test_ranks_import_no_more_of_flk_by_the_first_step_that_is_saved(pods: Callable[..., Pods]) -> None:
+    """Each rank would import it again after each restart."""
+    script = """
+        import sys, torch, flk_runtime as flk
+        before = {*sys.modules}
+        with flk.init(device="cpu", save_every=1) as run:
+            layer = torch.nn.Linear(2, 2)
+            model, optimizer = run.parallelize(layer, torch.optim.SGD(layer.parameters()))
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            run.step(loss=1.0)
+            print("imports", sorted(name for name in {*sys.modules} - before if name.startswith("flk")))
+    """
+    job = pods(2, 1, script=script)
+    job.start("train.py")
+    assert job.wait() == [0, 0], job.log()
+    assert re.findall(r"imports (.*)", job.log()) == ["[]"]
+
+
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 def test_modules_of_the_script_shadow_those_of_python(forked_pods: Callable[..., Pods]) -> None:
     """Also those that torch has imported before; but none that Python itself finds first."""

@@ -237,6 +237,7 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
     limits = {pod_env.RESTARTS: "1000", user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
     run = job(2, 1, **limits)
     start(run, 1_000_000, save_every=1, pause=0.0, size=8 << 20)
+    reach_save(run, 1, save_every=1)  # on a busy machine no later attempt may get so far
     for attempt in range(kills):
         pid = run.pid(attempt, generator.randrange(2))
         time.sleep(generator.random() * 0.3)

@@ -50,7 +50,7 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
 def reshard(module: nn.Module) -> None:
     """Free full parameters that a forward pass without a backward pass has left, if FSDP2 has sharded the module."""
     for each in module.modules():
-        if hasattr(each, "set_reshard_after_backward"):  # an FSDPModule
+        if hasattr(type(each), "set_reshard_after_backward"):  # an FSDPModule; asking the module itself takes long
             cast("Any", each).reshard()
 
 

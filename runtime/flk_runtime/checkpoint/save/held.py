@@ -82,7 +82,7 @@ class HeldSaves:
     def _try_to_reserve(self, sizes: dict[int, int], *, counts_third: bool = False) -> str:
         """Make room on all ranks or on none. Returns why there is none; empty: there is. Collective."""
         own = self.memory.reserve(sizes, counts_third=counts_third)
-        refusal = process_group.decide(own, lambda refusals: next((text for text in refusals if text), ""))
+        refusal = next(filter(None, process_group.all_gather(own)), "")
         if refusal:
             self.memory.release()
             process_group.maximum(0)  # no rank gives up what another one has reserved since then

@@ -199,7 +199,7 @@ class Saver:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self.held:
             self.held.memory.settle(whole=not ranks.missing)
-        if ranks.problem or self._staging is None:
+        if ranks.problem:
             _raise_first(problem)
         return ranks
 

@@ -36,6 +36,10 @@ FOR_LIBRARY = (
     "flk_runtime.checkpoint.gather",
     "flk_runtime.checkpoint.load",
     "flk_runtime.checkpoint.save",
+    "flk_runtime.parallel.ddp",
+    "flk_sinks.curves",
+    "torch.utils.serialization.config",  # by torch.save
+    "encodings.idna",  # by the first name of a host
 )
 # Packages that change others, and have to be imported before them: only the rank has the right order.
 PATCHING = ("unsloth",)
