@@ -163,10 +163,14 @@ class _Conversion:
         self.ranks = self.spec.pop("nprocPerNode", elastic.pop("nProcPerNode", None))
         if str(self.ranks).isdecimal():
             fields["processes"] = int(str(self.ranks))
-        annotations = self._mapping("metadata.annotations", self.metadata.get("annotations"))
-        for name, given in (("labels", own), ("annotations", annotations)):
+        left_out = {
+            "labels": [*own],
+            "annotations": [*self._mapping("metadata.annotations", self.metadata.get("annotations"))],
+            "generateName": [*filter(None, [self.metadata.get("generateName")])],
+        }
+        for name, given in left_out.items():
             if given:
-                self.notes.append(f"metadata.{name} are left out: {', '.join(given)}")
+                self.notes.append(f"metadata.{name} is left out: {', '.join(given)}")
         if namespace := self.metadata.get("namespace"):
             self.notes.append(f"the namespace is no field: flk submit -n {namespace}")
         left = {"spec": self.spec, "spec.runPolicy": policy, "spec.elasticPolicy": elastic}
@@ -180,6 +184,8 @@ class _Conversion:
         role = self._mapping(above, given)
         replicas = role.get("replicas", 1)
         template = self._mapping(f"{above}.template", role.get("template"))
+        unknown = sorted(role.keys() - {"replicas", "restartPolicy", "template"})
+        self.refused += [f"{above}.{key}: is no field of a role" for key in unknown]
         spec = self._mapping(path, template.get("spec"))
         spec.pop("restartPolicy", None)
         containers = self._mappings(f"{path}.containers", spec.pop("containers", None))

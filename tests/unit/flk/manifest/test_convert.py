@@ -533,6 +533,15 @@ def test_what_the_metadata_of_one_role_has_besides_labels_is_left_out() -> None:
     assert "template.metadata is left out: finalizers, namespace" in found.notes
 
 
+def test_nothing_is_lost_of_the_names_of_jobs_and_of_what_a_role_has() -> None:
+    data = yaml.safe_load(manifest())
+    data["metadata"] = {"generateName": "gpt-"}
+    assert "metadata.generateName is left out: gpt-" in convert(yaml.safe_dump(data), "old.yaml").notes
+    data["spec"]["pytorchReplicaSpecs"]["Worker"]["replica"] = 4
+    with pytest.raises(UsageError, match=r"Worker\.replica: is no field of a role"):
+        convert(yaml.safe_dump(data), "old.yaml")
+
+
 def test_claims_of_devices_stay_as_they_are() -> None:
     claims = [{"name": "gpu"}]
     job = fields(manifest(container={"resources": {"claims": claims, "limits": {"cpu": 1}}}))
