@@ -77,10 +77,9 @@ class Lead:
         """
         if not self._joining and self._result is None:
             if not local.isfinite().all():
-                number = self.outer.version + 1
                 raise RuntimeFailure(
-                    f"worker {self._membership.worker} has parameters that are not finite at round {number}, and does "
-                    "not send them: look at its loss and its learning rate"
+                    f"worker {self._membership.worker} has parameters that are not finite at round "
+                    f"{self.outer.version + 1}, and does not send them: look at its loss and its learning rate"
                 )
             data = self.outer.outer_gradient(local)
             if self._exchange:

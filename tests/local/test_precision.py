@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.ranks import Ranks
@@ -162,3 +164,17 @@ with group():
     for name in one:
         assert one[name] == pytest.approx(alone, abs=2e-5), name
         assert two[name] == pytest.approx(alone, abs=2e-5), name
+
+
+def test_ranks_that_train_apart_in_few_digits_are_refused_at_a_save(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+with init("none", checkpoint=os.environ["PLACE"], save_every=0) as run:
+    model, optimizer = run.parallelize(*build(), precision=flk.Precision())
+    train(run, model, optimizer, steps=1)
+    refused("'embedding.weight' of model has other values on other ranks", run.save)
+    run.abandon()
+"""
+    )
+    ranks(script, 2, {"PLACE": str(tmp_path)})

@@ -34,6 +34,7 @@ def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_pat
     save_file(state, tmp_path / "one.safetensors")
     torch.save({"model": state, "epoch": 3}, tmp_path / "nested.pt")
     dcp.save({"model": state}, checkpoint_id=tmp_path / "dcp")
+    dcp.save({"app": {"model": state, "optim": {"step": 3}}}, checkpoint_id=tmp_path / "app")
     (tmp_path / "hub").mkdir()
     for number, names in enumerate((list(state)[:3], list(state)[3:])):
         save_file({name: state[name] for name in names}, tmp_path / "hub" / f"model-{number}.safetensors")
@@ -50,8 +51,30 @@ with group():
                 tell(f"{name} {place}", train(run, model, optimizer, steps=2))
 """
     )
-    places = [str(tmp_path / name) for name in ("plain.pt", "one.safetensors", "nested.pt", "dcp", "hub")]
+    places = [str(tmp_path / name) for name in ("plain.pt", "one.safetensors", "nested.pt", "dcp", "app", "hub")]
     found = told(ranks(script, 2, {"PLACES": ",".join(places)})[0])
-    assert len(found) == 15
+    assert len(found) == 18
     for case, losses in found.items():
         assert losses == pytest.approx(expected, abs=1e-6), case
+
+
+def test_weights_in_the_place_of_restored_ones_are_refused_where_the_training_goes_on(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+torch.save(build()[0].state_dict(), weights := os.environ["PLACE"] + "/weights.pt")
+
+def go(steps):
+    with init("ddp", checkpoint=os.environ["PLACE"]) as run:
+        model, optimizer = run.parallelize(*build())
+        run.load_weights(weights)
+        return train(run, model, optimizer, steps, first=run.steps)
+
+go(2)
+assert go(2) == []  # they are for an evaluation
+refused("load_weights has replaced what was restored after step 2", lambda: go(3))
+"""
+    )
+    ranks(script, 1, {"PLACE": str(tmp_path)})

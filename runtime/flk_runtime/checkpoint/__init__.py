@@ -11,7 +11,16 @@ from flk_runtime.checkpoint.adapters.adapt import module_state, optimizer_state
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, has_own_state_dict, load_as_saved, trained_modules
 from flk_runtime.checkpoint.adapters.placed import placed
-from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
+from flk_runtime.checkpoint.adapters.wrappers import (
+    Parts,
+    is_sharded,
+    local,
+    names_by_id,
+    parameters_of,
+    reshard,
+    roots_of,
+    user_name,
+)
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
@@ -34,7 +43,9 @@ __all__ = [
     "has_own_state_dict",
     "is_sharded",
     "load_as_saved",
+    "local",
     "module_state",
+    "names_by_id",
     "open_checkpoints",
     "optimizer_state",
     "parameters_of",

@@ -157,8 +157,10 @@ class SavedObject:
 
     def is_of_model(self) -> bool:
         """Whether it is the state of a module, whose tensors stand at its top. Those of an optimizer do not."""
-        tensors = self.checkpoint.saved_tensors
-        return any(len(path) == 2 and name in tensors for name, path in self.checkpoint.names((self.name,)))
+        return any(
+            len(path) == 2 and name in self.checkpoint.saved_tensors
+            for name, path in self.checkpoint.names((self.name,))
+        )
 
     def state_dict(self) -> Any:
         """The whole state, with full tensors on the CPU."""
@@ -198,8 +200,9 @@ class FilesReader(ChunkReader):
 
 def open_stored(destination: Destination, manifest: Manifest) -> SavedCheckpoint:
     """The checkpoint with this manifest that a destination holds."""
-    files = FilesReader(partial(destination.open, manifest.step), manifest.metadata_file)
-    return SavedCheckpoint(destination.locate(manifest.step), files)
+    return SavedCheckpoint(
+        destination.locate(manifest.step), FilesReader(partial(destination.open, manifest.step), manifest.metadata_file)
+    )
 
 
 _CLASSES = {

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
+from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, hyperparameters_of, set_hyperparameters
+from flk_runtime.checkpoint.adapters.placed import PlacedOptimizer
 from flk_runtime.checkpoint.memory import Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
@@ -97,8 +100,9 @@ class Resumed:
                     "under another name so that it starts anew"
                 )
         except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            message = f"cannot restore {name!r} from {self.place}: {' '.join(str(error).split())}"
-            raise checkpoint_error(message, error) from error
+            raise checkpoint_error(
+                f"cannot restore {name!r} from {self.place}: {' '.join(str(error).split())}", error
+            ) from error
 
 
 class CheckpointManager:
@@ -141,6 +145,7 @@ class CheckpointManager:
         self._objects: dict[str, Stateful | DistributedStateful] = {}
         CheckpointManager._unstored = in_memory or CheckpointManager._unstored
         self._resumed = resumed  # until the first step
+        self._rates: dict[Optimizer, list[dict[str, Any]]] = {}  # restored hyperparameters of each group
         self._unclaimed = {*resumed.objects, *resumed.own_of_rank_0} if resumed else set()
         """Names in the checkpoint for which no object is registered yet."""
         self.restored_by_script: set[str] = set()
@@ -184,10 +189,13 @@ class CheckpointManager:
             return
         self._unclaimed.discard(name)
         self._resumed.load(name, thing)
-        for other, earlier in self._objects.items():
-            if isinstance(earlier, DistributedStateful) and other in self._resumed.objects:
-                # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
-                earlier.reload_hyperparameters(self._resumed.objects[other])
+        inside = getattr(thing, "thing", thing)
+        if isinstance(inside, OptimizerState | PlacedOptimizer):
+            self._rates[inside.optimizer] = hyperparameters_of(inside.optimizer)
+        # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
+        is_other = isinstance(thing, EpochLoader | DistributedStateful) or values_of(thing) is not None
+        for optimizer, groups in self._rates.items():
+            set_hyperparameters(optimizer, groups, only_scheduled=is_other)
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""
@@ -438,8 +446,9 @@ class CheckpointManager:
             self._saver.close()
 
     def _current_progress(self, steps: int) -> Progress:
-        loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
-        return progress_of(steps, loaders)
+        return progress_of(
+            steps, {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
+        )
 
 
 def progress_of(steps: int, states: Mapping[str, Any]) -> Progress:

@@ -129,7 +129,9 @@ def add_entries(metadata: Metadata, entries: Iterable[Entry]) -> None:
             tensors[entry.name] = BytesStorageMetadata()
             continue
         if entry.name not in tensors:
-            properties = TensorProperties(dtype=parse_dtype(entry.dtype))
-            tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
-        chunk = ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
-        tensors[entry.name].chunks.append(chunk)
+            tensors[entry.name] = TensorStorageMetadata(
+                TensorProperties(dtype=parse_dtype(entry.dtype)), torch.Size(entry.shape), []
+            )
+        tensors[entry.name].chunks.append(
+            ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
+        )

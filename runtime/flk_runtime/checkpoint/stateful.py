@@ -27,9 +27,11 @@ class Stateful(Protocol):
     the same as in `torch.distributed.checkpoint.stateful.Stateful`.
     """
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as plain values and tensors."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take over a state that `state_dict` has returned."""
 
 
 # Classes whose objects every rank holds alike, with their subclasses.
@@ -112,16 +114,28 @@ class Values:
         return dict(self._values)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put these values in the place of all others, tensors on the devices of those that they replace."""
-        placed = beside(self._values, state_dict)
-        self._values.clear()
-        self._values.update(placed)
+        """Put these values in the place of all others, tensors on the devices of those that they replace.
+
+        Dictionaries and lists among them stay the same objects: the script may hold them by other names.
+        """
+        _refill(self._values, state_dict)
+
+
+def _refill(own: Any, value: Any) -> Any:
+    """``own`` with the content of a restored ``value`` if both are containers of one kind, else what `beside` makes."""
+    if isinstance(own, MutableMapping) and isinstance(value, Mapping):
+        value = {key: _refill(own.get(key), each) for key, each in value.items()}
+        own.clear()
+        own.update(value)
+        return own
+    if isinstance(own, list) and isinstance(value, list):
+        own[:] = map(_refill, [*own, *[None] * len(value)], value)
+        return own
+    return beside(own, value)
 
 
 def beside(own: Any, value: Any) -> Any:
-    """A restored ``value``; tensors, also in dictionaries, on the devices of those in ``own`` that they replace."""
-    if isinstance(own, Mapping) and type(value) is dict:
-        return {key: beside(own.get(key), each) for key, each in value.items()}
+    """A restored ``value``; a tensor on the device of that in ``own`` which it replaces."""
     return value.to(own.device) if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) else value
 
 
@@ -165,9 +179,3 @@ class DistributedStateful(ABC):
     def held_alike(self) -> dict[str, torch.Tensor]:
         """Tensors that all ranks have to hold alike, by name: a checkpoint has one of each. The default has none."""
         return {}
-
-    def reload_hyperparameters(self, saved: SavedObject) -> None:  # noqa: B027
-        """Restore the hyperparameters in ``saved`` again, since an object that was made later may have changed them.
-
-        The default does nothing.
-        """

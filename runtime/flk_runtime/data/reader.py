@@ -221,8 +221,9 @@ class ShareReader(IterableDataset[MarkedShare]):
 
     def advance(self, changes: dict[int, PartState]) -> None:
         """Record one step, after which parts have these states."""
-        parts = [changes.get(part, state) for part, state in enumerate(self.start.parts)]
-        self.start = self.start._replace(parts=parts)
+        self.start = self.start._replace(
+            parts=[changes.get(part, state) for part, state in enumerate(self.start.parts)]
+        )
 
     def gather(self, state: ReadState) -> None:
         """Add to ``state`` what the other ranks know of the parts that they read. Collective if they read their own."""

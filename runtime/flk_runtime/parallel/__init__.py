@@ -14,7 +14,7 @@ the torch modules behind them take long to import.
 """
 
 from flk_runtime.parallel.blocks import Blocks, find_blocks
-from flk_runtime.parallel.model import ParallelModel, local
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import adopt_optimizer
@@ -29,6 +29,5 @@ __all__ = [
     "Precision",
     "adopt_optimizer",
     "find_blocks",
-    "local",
     "parallelize",
 ]

@@ -31,14 +31,12 @@ class DDPModel(ParallelModel):
         )
         module.own_names = frozenset({*vars(module), "module"})
         super().__init__(model, module)
+        self.replicas = dist.group.WORLD
         if not find_unused_parameters:  # else DDP keeps the buckets that it begins with
             assign_buckets(module)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
-
-    def replicas(self) -> dist.ProcessGroup | None:
-        return dist.group.WORLD
 
 
 class FrozenModel(ParallelModel):
@@ -47,10 +45,8 @@ class FrozenModel(ParallelModel):
     def __init__(self, model: nn.Module) -> None:
         """Send rank 0's parameters and buffers to all ranks. Collective."""
         super().__init__(model)
+        self.replicas = dist.group.WORLD
         synchronize(model)
-
-    def replicas(self) -> dist.ProcessGroup | None:
-        return dist.group.WORLD
 
 
 class _Wrapper(DistributedDataParallel):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -53,8 +52,7 @@ class FSDP2Model(ParallelModel):
                 if not parameter.is_contiguous():
                     parameter.data = parameter.data.contiguous()
             policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
-            reshard = False if block in kept else reshards
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshards and block not in kept, mp_policy=policy)
 
         units = sharded_units(model, blocks, precision, ends=ends)
         kept = kept_units(model, units, ends=ends)
@@ -80,7 +78,7 @@ class FSDP2Model(ParallelModel):
         # With this name, generate() of Transformers takes as many steps on each rank as on the others.
         model._is_fsdp_managed_module = True  # type: ignore[assignment]
         self._extend_zero_grad(model, lambda: self._full)
-        self._replicas = mesh.get_group("replicate") if "replicate" in (mesh.mesh_dim_names or ()) else None
+        self.replicas = mesh.get_group("replicate") if "replicate" in (mesh.mesh_dim_names or ()) else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
         self._tied: list[str] = []  # buffers that rank 0 sends
         self._sends = True  # them at the next forward pass
@@ -113,9 +111,6 @@ class FSDP2Model(ParallelModel):
         if not self._tied:
             self.model.register_forward_pre_hook(self._send_buffers)
         self._tied += names
-
-    def replicas(self) -> dist.ProcessGroup | None:
-        return self._replicas
 
     def attach(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(self._before_step)

@@ -19,11 +19,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from flk_runtime import distributed
-from flk_runtime.checkpoint import is_sharded
+from flk_runtime.checkpoint import is_sharded, local
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import inner_first
-from flk_runtime.parallel.model import ParallelModel, local
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def _with_memory(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-    value = torch.nan if meta.is_floating_point() else 0
-    tensor = torch.full_like(meta, value, device=device, requires_grad=False)
+    tensor = torch.full_like(meta, torch.nan if meta.is_floating_point() else 0, device=device, requires_grad=False)
     if isinstance(meta, nn.Parameter):
         tensor = nn.Parameter(tensor, requires_grad=meta.requires_grad)
         tensor.__dict__.update(meta.__dict__)

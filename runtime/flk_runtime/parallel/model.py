@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import is_sharded, module_state, parameters_of
+from flk_runtime.checkpoint import module_state, names_by_id, parameters_of
 from flk_runtime.distributed.process_group import full
 
 
@@ -25,6 +24,8 @@ class ParallelModel:
         self.model = model  # the user's
         self.module = module or model  # the user calls it in the model's place: the wrapper, if there is one
         self.state = module_state(self.module)  # of the model, in checkpoints
+        self.replicas: dist.ProcessGroup | None = None
+        """The ranks that hold the same parameters, or shards of them, as this one; None if there are no others."""
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""
@@ -44,15 +45,12 @@ class ParallelModel:
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that require a gradient, by the names of the user's model. A tied one has its first name."""
-        found: dict[int, tuple[str, nn.Parameter]] = {}
-        for name, parameter in self.parameters().items():
-            if parameter.requires_grad:
-                found.setdefault(id(parameter), (name, parameter))
-        return dict(found.values())
-
-    def replicas(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same parameters, or shards of them, as this one; None if there are no others."""
-        return None
+        names = names_by_id(self.module)
+        return {
+            name: parameter
+            for name, parameter in self.parameters().items()
+            if parameter.requires_grad and names[id(parameter)] == name
+        }
 
     def loose_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that nothing sends from rank 0 to all ranks, and that they have to hold alike; by their names."""
@@ -71,9 +69,3 @@ class ParallelModel:
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""
         return full
-
-
-def local(value: Any) -> torch.Tensor:
-    """This rank's share of a tensor, which may be a DTensor; without the gradient."""
-    found: torch.Tensor = value.detach().to_local() if is_sharded(value) else value.detach()
-    return found

@@ -16,6 +16,7 @@ from flk_runtime.checkpoint import (
     DistributedStateful,
     OptimizerState,
     load_as_saved,
+    names_by_id,
     optimizer_state,
     parameters_of,
     trained_modules,
@@ -78,13 +79,12 @@ def adopt_optimizer(
     rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
     """
     _refuse_replaced(optimizer)
-    modules = {key: model.module for key, model in models.items()}
-    trained, missing = trained_modules(optimizer, modules)
+    trained, missing = trained_modules(optimizer, {key: model.module for key, model in models.items()})
     if trained and missing and shards:
-        count = len(parameters_in(optimizer))
         raise SetupError(
-            f"{name!r} is an optimizer of {count} parameters, and {missing} of them are in no parallelized model: make "
-            "an optimizer of their own for these, or put all trained parameters into one module"
+            f"{name!r} is an optimizer of {len(parameters_in(optimizer))} parameters, and {missing} of them are in "
+            "no parallelized model: make an optimizer of their own for these, or put all trained parameters into one "
+            "module"
         )
     if missing or not trained:
         return None
@@ -116,9 +116,7 @@ def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any])
 
 def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) -> list[list[str | nn.Parameter]]:
     """The parameters of each group of the optimizer: by name, or the parameter itself if it is not the model's."""
-    names: dict[int, str] = {}
-    for name, parameter in parameters_of(model).items():
-        names.setdefault(id(parameter), name)
+    names = names_by_id(model)
     groups: list[list[str | nn.Parameter]] = []
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -175,5 +175,6 @@ def _own_mesh(device: torch.device) -> DeviceMesh:
     """A mesh of this rank alone."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    return DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))
+    return DeviceMesh.from_group(
+        dist.new_group([dist.get_rank()], use_local_synchronization=True), device.type, mesh_dim_names=("shard",)
+    )

@@ -14,7 +14,7 @@ _PART: Final = 1 << 16  # bytes; a large copy, once freed, makes malloc keep wha
 
 def bit_sum(values: torch.Tensor) -> torch.Tensor:
     """The sum of the bits of ``values`` as integers, of shape (); the same in any layout in memory."""
-    real = torch.view_as_real(values) if values.is_complex() else values
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values.resolve_neg()
     flat = real.contiguous().flatten()
     if flat.device.type != "cpu":
         return flat.view(_WORDS.get(flat.element_size(), torch.uint8)).sum(dtype=torch.int64)

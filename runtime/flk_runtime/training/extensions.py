@@ -46,9 +46,11 @@ class OuterLoop(Protocol):
     def metrics(self) -> dict[str, Any]:
         """Values for a line of metrics; on rank 0."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """What the workers have agreed on, for a checkpoint."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a result of `state_dict`."""
 
 
 class Outer(Protocol):

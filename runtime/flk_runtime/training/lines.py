@@ -29,8 +29,11 @@ class Line(NamedTuple):
 class Recorder(Protocol):
     """What takes the lines of metrics of a run, on rank 0."""
 
-    def record(self, lines: Sequence[Line]) -> None: ...
-    def describe(self, hyperparameters: Mapping[str, Any]) -> None: ...
+    def record(self, lines: Sequence[Line]) -> None:
+        """Take lines, in their order."""
+
+    def describe(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Take what describes the run. Later values of a name count."""
 
 
 class Lines:

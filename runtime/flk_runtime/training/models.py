@@ -15,6 +15,7 @@ from flk_runtime.checkpoint import (
     Declared,
     DistributedStateful,
     Stateful,
+    has_own_state_dict,
     module_state,
     optimizer_state,
     placed,
@@ -54,7 +55,7 @@ class Models:
         self._optimizers: dict[Optimizer, list[int]] = {}
         self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
         communicates = context.options.strategy != "none"
-        self._has_registered = self._said_unsaved = False
+        self._has_registered = self._said_unsaved = self._replaces_restored = False
         self._is_averaged = bool(context.options.outer) or (context.world_size > 1 and communicates)
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         self.is_held = False
@@ -183,12 +184,28 @@ class Models:
         from flk_runtime.parallel.initialize import load_weights
 
         load_weights(parallel, path)
+        self._replaces_restored |= steps.done > 0 and not steps.began and bool(parallel.trained())
         if steps.outer:
             steps.outer.restart()
 
     def _say_unsaved(self) -> None:
-        """Say what most trainings have and this one's checkpoints lack, if the script has registered nothing."""
+        """Say what most trainings have and this one's checkpoints lack, if the script has registered nothing.
+
+        Raises SetupError if the first step after a restart would begin with other weights than those restored.
+        """
+        if self._replaces_restored:
+            raise SetupError(
+                f"load_weights has replaced what was restored after step {self._steps.done}, so the training would go "
+                "on without what it has learned: call it only while run.steps is 0"
+            )
         self._said_unsaved = True
+        for optimizer in self._optimizers if self._saves.manager.can_save else ():
+            for key, each in vars(optimizer).items():
+                if isinstance(each, Optimizer) and each not in self._optimizers and not has_own_state_dict(optimizer):
+                    self._context.say(
+                        f"the optimizer in {key!r} of {type(optimizer).__name__} is in no checkpoint, so its state "
+                        "begins anew after a restart: pass it to parallelize, too"
+                    )
         if self._has_registered or not self._saves.manager.can_save:
             return
         if not self._optimizers:

@@ -31,13 +31,17 @@ class Training(Protocol):
     closed: bool
 
     @property
-    def manager(self) -> CheckpointManager: ...
+    def manager(self) -> CheckpointManager:
+        """Of its checkpoints."""
 
-    def end_step(self) -> None: ...
+    def end_step(self) -> None:
+        """Save what the latest step has made due. Collective."""
 
-    def say_unsaved(self) -> None: ...
+    def say_unsaved(self) -> None:
+        """Say what no checkpoint has."""
 
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """Leave without waiting for other ranks."""
 
 
 @dataclass(eq=False)

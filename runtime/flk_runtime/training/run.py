@@ -128,8 +128,9 @@ class Run(Training):
         Raises SetupError if the dataset is too small, the ranks' data differ, an option contradicts the loader, or the
         name is taken, and CheckpointError if the checkpoint's position is of another dataset.
         """
-        chosen = LoaderOptions(batch_size, shuffle, drop_last, accumulate, seed, name, options)
-        return self._batches.make_loader(dataset, chosen)
+        return self._batches.make_loader(
+            dataset, LoaderOptions(batch_size, shuffle, drop_last, accumulate, seed, name, options)
+        )
 
     def evaluation(self, dataset: Any, batch_size: int, **options: Any) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.

@@ -72,7 +72,6 @@ class FSDP1OptimizerState(OptimizerState):
         state = {"state": join_values(found, plain["values"]), "param_groups": plain["param_groups"]}
         # Not strict: a parameter that has had no gradient has no state.
         set_optimizer_state_dict(self._module, self.optimizer, state, options=StateDictOptions(strict=False))
-        self._loaded = plain["param_groups"]
 
     def held_alike(self) -> dict[str, torch.Tensor]:
         return {}

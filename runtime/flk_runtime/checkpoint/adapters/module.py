@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, local, parameters_of, reshard, user_name
 from flk_runtime.checkpoint.state import Chunk, ChunkCache, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.checkpoint.values import Path
@@ -38,8 +38,13 @@ class ModuleState(DistributedStateful):
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
         self._cache = ChunkCache()
-        buffers = {user_name(module, name): each for name, each in module.named_buffers() if not is_lazy(each)}
-        self._shapes = {name: each.shape for name, each in buffers.items()}
+        buffers = {
+            user_name(module, f"{prefix}.{key}".removeprefix(".")): each
+            for prefix, child in module.named_modules()
+            for key, each in child._buffers.items()
+            if not is_lazy(each)
+        }
+        self._shapes = {name: None if each is None else tuple(each.shape) for name, each in buffers.items()}
         self.trains_alike = False
         """Whether nothing but the script keeps whole parameters alike on all ranks, so that a save compares them."""
 
@@ -51,7 +56,7 @@ class ModuleState(DistributedStateful):
         for key, shape in self._shapes.items():
             if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape:
                 raise MismatchError(
-                    f"the buffer {key!r} of {name} has the shape {tuple(value.shape)}, and had {tuple(shape)} at the "
+                    f"the buffer {key!r} of {name} has the shape {tuple(value.shape)}, and had {shape} at the "
                     "start, so that a restart could not load it: give it its shape before flk gets the model, as by a "
                     "forward pass, or pass persistent=False to register_buffer"
                 )
@@ -96,9 +101,12 @@ class ModuleState(DistributedStateful):
         A metric may sum up what each rank has seen.
         """
         if self.trains_alike:
-            whole = {id(each): (name, each) for name, each in parameters_of(self._module).items()}
-            trained = (pair for pair in whole.values() if pair[1].requires_grad and not is_sharded(pair[1]))
-            return {repr(name): each.detach() for name, each in trained}
+            whole: dict[int, Any] = {id(each): (name, each) for name, each in parameters_of(self._module).items()}
+            return {
+                repr(name): local(each)
+                for name, each in whole.values()
+                if each.requires_grad and (not is_sharded(each) or each.device_mesh.size() == 1)  # as precision= has it
+            }
         if isinstance(self._module, Parts) or any(True for _ in self._module.parameters()):
             return {}
         found = {

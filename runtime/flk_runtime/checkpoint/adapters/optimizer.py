@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, names_by_id, parameters_of
 from flk_runtime.checkpoint.state import (
     Chunk,
     ChunkCache,
@@ -82,7 +82,6 @@ class OptimizerState(DistributedStateful):
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
         self._tables: list[tuple[dict[str, Any], list[str]]] = []  # of the modules, with the names in each then
-        self._loaded: list[dict[str, Any]] = []  # the groups that were restored
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         same = thing is self.optimizer and all(modules.get(key) is each for key, each in self._modules.items())
@@ -111,9 +110,8 @@ class OptimizerState(DistributedStateful):
             {(name, "state", *path): value for path, value in paths.items()},
             lambda path, value: self._chunks_of(path, parameters[str(path[2])], value),
         )
-        shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
-        if (shared or content.extra) and process_group.rank() == 0:
-            plain |= {"shared": shared, "extra": content.extra}
+        if (content.shared or content.extra) and process_group.rank() == 0:
+            plain |= {"shared": content.shared, "extra": content.extra}
         return SplitState(chunks, plain)
 
     def load_state(self, saved: SavedObject) -> None:
@@ -134,7 +132,6 @@ class OptimizerState(DistributedStateful):
         checkpoint.read([chunk for path, value in found.items() for chunk in chunks_of(path, value)])
         entries = join_values(found, plain["values"])
         indices = {own: index for index, own in enumerate(parameters)}
-        self._loaded = self._saved_groups(plain)
         first = next(iter(parameters.values()), None)  # torch puts the tensors below a parameter where that is
         state = {
             **plain.get("extra", {}),
@@ -142,7 +139,7 @@ class OptimizerState(DistributedStateful):
                 **map_leaves(plain.get("shared", {}), functools.partial(beside, first)),
                 **{_get(indices, own): values for own, values in entries.items()},
             },
-            "param_groups": self._loaded,
+            "param_groups": self._saved_groups(plain),
         }
         saved_as = _parameter_dtypes(saved)
         changed = {
@@ -169,21 +166,16 @@ class OptimizerState(DistributedStateful):
             for saved, group in zip(plain["param_groups"], groups, strict=True)
         ]
 
-    def reload_hyperparameters(self, saved: SavedObject) -> None:
-        for group, values in zip(self.optimizer.param_groups, self._loaded, strict=True):
-            values = {key: value for key, value in values.items() if key != "params"}
-            # Copies: a scheduler changes a rate that is a tensor in place, also in its constructor.
-            group.update(map_leaves(values, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf))
-
     def held_alike(self) -> dict[str, torch.Tensor]:
         if self._of_parts:
             return {}
         parameters = {own: each for each, own in self.names().items() if each.requires_grad}
         # Sorted, since the optimizers of other ranks may have the parameters in another order.
         found = {f"the parameter {own!r}": each.detach() for own, each in sorted(parameters.items())}
-        state = _read(self.optimizer).state
-        states = {own: state.get(each) or {} for own, each in parameters.items()}
+        content = _read(self.optimizer)
+        states = {own: content.state.get(each) or {} for own, each in parameters.items()}
         tensors, values = split_values(states.items())
+        values["all parameters"] = {**content.shared, **content.extra}
         held = tensors | {chunk.path: chunk.tensor for chunk in split_tensors(values, ()).chunks}
         shards = _shards(self.optimizer, parameters, states)
         for path in sorted(held.keys() - shards, key=name_of):
@@ -204,8 +196,7 @@ class OptimizerState(DistributedStateful):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
                 prefix = f"{key}." if len(self._modules) > 1 else ""
-                for name, parameter in parameters_of(module).items():
-                    names.setdefault(id(parameter), prefix + name)
+                names = {each: prefix + name for each, name in names_by_id(module).items()} | names
             # A scripted module has tables that can be iterated over by keys() only.
             children = (child for module in self._modules.values() for child in module.modules())
             self._tables = [(child._parameters, [*child._parameters.keys()]) for child in children]
@@ -253,6 +244,11 @@ class _Content(NamedTuple):
     groups: list[dict[str, Any]]
     state: Mapping[Any, Any]  # by parameters, and by other keys of the optimizer's own
     extra: Mapping[str, Any]  # the other entries of its state_dict()
+
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """The state that belongs to no parameter."""
+        return {key: value for key, value in self.state.items() if not isinstance(key, torch.Tensor)}
 
 
 def _read(optimizer: Optimizer) -> _Content:
@@ -308,11 +304,17 @@ def load_as_saved(
 ) -> None:
     """Call ``optimizer.load_state_dict(state)``, and put back the values that torch's method changes.
 
-    The method casts the tensors of a parameter to its dtype, which is right only for the parameters with numbers in
-    ``cast``, and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
+    The method casts the tensors of a parameter to its dtype, also those in lists, which is right only for those with
+    numbers in ``cast``, and makes a text that of a generator. It makes new groups, too, but the script, or an optimizer
+    around or inside of this one, may hold the old ones. ``parameters`` are in the order of their numbers.
     """
     entries = state["state"]
+    held = [(each, each.param_groups) for each in (optimizer, *vars(optimizer).values()) if isinstance(each, Optimizer)]
     optimizer.load_state_dict(state)
+    for each, groups in held:
+        for number, (own, restored) in enumerate(zip(groups, each.param_groups, strict=False)):
+            own.update(restored)
+            each.param_groups[number] = own
     casts = type(optimizer).load_state_dict is Optimizer.load_state_dict
     for number, parameter in enumerate(parameters):
         loaded = optimizer.state.get(parameter, {})  # the state of a wrapper may be empty
@@ -321,8 +323,29 @@ def load_as_saved(
             if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
                 if casts and number not in cast and found.dtype != value.dtype:
                     loaded[key] = value.to(found.device)
-            elif type(value) not in _DTYPES and not has_tensors(value):
-                loaded[key] = value
+            elif type(value) not in _DTYPES and (not has_tensors(value) or (casts and number not in cast)):
+                loaded[key] = map_leaves(value, functools.partial(beside, parameter))
+
+
+def hyperparameters_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Copies of the hyperparameters of each group: a scheduler changes a rate that is a tensor in place."""
+    return [
+        _copied({key: value for key, value in group.items() if key != "params"}) for group in optimizer.param_groups
+    ]
+
+
+def set_hyperparameters(optimizer: Optimizer, groups: Sequence[dict[str, Any]], *, only_scheduled: bool) -> None:
+    """Restore the result of `hyperparameters_of`; ``only_scheduled``: in groups that a scheduler has.
+
+    In the others a script may have set a rate to resume with.
+    """
+    for group, values in zip(optimizer.param_groups, groups, strict=False):
+        if "initial_lr" in group or not only_scheduled:
+            group.update(_copied(values))
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    return map_leaves(values, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def split_values(
@@ -348,9 +371,9 @@ def split_values(
 
 def join_values(tensors: Mapping[Path, torch.Tensor], values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The state of each parameter, of what `split_values` has made of it; the tensors are by their paths."""
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[Any, Any]] = {}
     for (_, _, own, key, *kind), value in tensors.items():
-        entries.setdefault(str(own), {})[str(key)] = _MADE[str(kind[0])](value) if kind else value
+        entries.setdefault(str(own), {})[key] = _MADE[str(kind[0])](value) if kind else value
     for own, more in values.items():
         entries.setdefault(own, {}).update(more)
     return entries

@@ -8,9 +8,10 @@ from typing import Any, Final
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint.adapters.optimizer import check_kind, kind_of
-from flk_runtime.checkpoint.adapters.wrappers import parameters_of
+from flk_runtime.checkpoint.adapters.optimizer import check_kind, has_own_state_dict, kind_of, load_as_saved
+from flk_runtime.checkpoint.adapters.wrappers import names_by_id
 from flk_runtime.checkpoint.stateful import Declared
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import MismatchError
 
 _ADDED: Final = "flk.optimizer"  # the key of what flk adds to a state_dict()
@@ -25,33 +26,33 @@ class PlacedOptimizer:
 
     def __init__(self, optimizer: Optimizer, modules: Iterable[nn.Module]) -> None:
         """``modules``: those that may have parameters of ``optimizer``. Others are known by their shapes."""
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._names: dict[int, str] = {}
         for module in modules:
-            for name, parameter in parameters_of(module).items():
-                self._names.setdefault(id(parameter), name)
+            self._names = names_by_id(module) | self._names
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's own state_dict(), with its class and the names of its parameters.
 
         Raises CheckpointError if it has none on each rank.
         """
-        kind, _ = added = kind_of(self._optimizer)
+        kind, _ = added = kind_of(self.optimizer)
         try:
-            state = self._optimizer.state_dict()
+            state = self.optimizer.state_dict()
         except RuntimeError as error:  # as of ZeroRedundancyOptimizer, which gathers it first
             raise MismatchError(
                 f"cannot save the optimizer {kind}, whose state_dict() does not say what this rank has: use a strategy "
                 f"that shards, such as shard_grad_op, instead of it ({' '.join(str(error).split())})"
             ) from error
-        return {**state, _ADDED: {"kind": added, "order": self._order()}}
+        dtypes = [each.dtype for each in parameters_in(self.optimizer)]
+        return {**state, _ADDED: {"kind": added, "order": self._order(), "dtypes": dtypes}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of another optimizer, or of parameters in another order."""
         if _ADDED not in state:
             raise ValueError("it was saved by the names of the parameters: pass the optimizer as it was passed then")
         added, own = state[_ADDED], self._order()
-        check_kind(self._optimizer, {**added, "param_groups": ()})
+        check_kind(self.optimizer, {**added, "param_groups": ()})
         if added["order"] != own:
             pairs = zip(_flat(added["order"]), _flat(own), strict=False)
             saved, found = next((pair for pair in pairs if pair[0] != pair[1]), ("one set of groups", "another one"))
@@ -59,12 +60,19 @@ class PlacedOptimizer:
                 f"the optimizer has its parameters in another order, {found} where {saved} was: give them to it in the "
                 "same order"
             )
-        self._optimizer.load_state_dict({key: value for key, value in state.items() if key != _ADDED})
+        content = {key: value for key, value in state.items() if key != _ADDED}
+        if has_own_state_dict(self.optimizer):
+            self.optimizer.load_state_dict(content)
+        else:
+            parameters = parameters_in(self.optimizer)
+            before = zip(parameters, added.get("dtypes", ()), strict=False)
+            cast = {number for number, (each, dtype) in enumerate(before) if each.dtype != dtype}
+            load_as_saved(self.optimizer, content, parameters, cast=cast)
 
     def _order(self) -> list[list[str]]:
         return [
             [self._names.get(id(each)) or f"a parameter of shape {tuple(each.shape)}" for each in group["params"]]
-            for group in self._optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,11 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     return {user_name(module, name): value for name, value in module.named_parameters(remove_duplicate=False)}
 
 
+def names_by_id(module: nn.Module) -> dict[int, str]:
+    """The user's name of each parameter, by its id. Of a tied parameter it is the first one."""
+    return {id(parameter): name for name, parameter in reversed(parameters_of(module).items())}
+
+
 def reshard(module: nn.Module) -> None:
     """Free full parameters that a forward pass without a backward pass has left, if FSDP2 has sharded the module."""
     for each in module.modules():
@@ -57,6 +63,12 @@ def reshard(module: nn.Module) -> None:
 def is_sharded(value: Any) -> bool:
     """Whether ``value`` is a DTensor or a ShardedTensor. Their classes are not imported, which takes long."""
     return hasattr(value, "to_local") or hasattr(value, "local_shards")
+
+
+def local(value: Any) -> torch.Tensor:
+    """This rank's share of a tensor, which may be a DTensor; without the gradient."""
+    found: torch.Tensor = value.detach().to_local() if is_sharded(value) else value.detach()
+    return found
 
 
 def user_name(module: nn.Module, name: str) -> str:

@@ -42,8 +42,13 @@ class Weights:
     def __init__(self, path: str) -> None:
         self.place = path
         self._checkpoint = _open(path)
-        below = [(name, each[1]) for name, each in self._checkpoint.names(("model",)) if len(each) == 2]
-        names = below or [(name, name) for name, _ in self._checkpoint.names()]  # not those in a module's extra state
+        paths = list(self._checkpoint.names())
+        names = (
+            [(name, each[1]) for name, each in paths if len(each) == 2 and each[0] == "model"]  # no extra states
+            # As torch's tutorial saves {"app": AppState(model, optimizer)}.
+            or [(name, each[2]) for name, each in paths if len(each) == 3 and each[1] == "model"]
+            or [(name, name) for name, _ in paths]
+        )
         self._stored = {
             str(key).replace(_COMPILED, ""): name for name, key in names if self._checkpoint.shape(name) is not None
         }

@@ -76,8 +76,9 @@ class Saver:
         """The writer to storage; None if there is none."""
         if destination is not None:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
-            world_size = process_group.world_size()
-            writer = StorageWriter(destination, keep, process_group.store(), self._rank, world_size, timeout)
+            writer = StorageWriter(
+                destination, keep, process_group.store(), self._rank, process_group.world_size(), timeout
+            )
             self.storage = BackgroundWriter(writer, self._note_written)
         self._staging: Staging | None = None
         self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
@@ -284,8 +285,7 @@ class Saver:
         self.refusal = "" if self.storage else refusal
         if self._rank == 0:
             nothing = "" if self.storage else ", and nothing is saved, since there is no storage for checkpoints"
-            limit = f"{user_env.MEMORY_LIMIT} sets the limit"
-            self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
+            self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {user_env.MEMORY_LIMIT} sets the limit")
 
 
 def _pickled(plain: Mapping[str, Any], problem: RuntimeFailure | None) -> tuple[bytes, RuntimeFailure | None]:

@@ -168,8 +168,7 @@ class StorageWriter:
         files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
         files[file] = StoredFile(len(metadata), crc32(metadata))
         writer = next((answer["writer"] for answer in answers if answer["writer"]), header.metadata)
-        manifest = Manifest(header.step, header.world_size, files, writer)
-        self.destination.commit(header.step, manifest.to_json())
+        self.destination.commit(header.step, Manifest(header.step, header.world_size, files, writer).to_json())
 
     def _get(self, key: str, awaited: str, timeout: float | None = None) -> bytes:
         """The value of a key, when it is there. The store is asked repeatedly, since waiting would lock it."""

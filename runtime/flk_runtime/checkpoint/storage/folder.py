@@ -47,6 +47,11 @@ class FolderDestination:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
         probe = self.folder / f".step-probe-{os.getpid()}.tmp"
         try:
+            if exists(self.folder / MANIFEST):
+                raise MismatchError(
+                    f"{self.folder} is a checkpoint, and not a folder of checkpoints: name the folder around it; to "
+                    f"resume from this one, write its name, {self.folder.name}, into the file {LATEST} there"
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(probe, "wb") as file:
                 file.write(b"flk")
@@ -56,8 +61,9 @@ class FolderDestination:
             for replaced in self.folder.glob(f"{_REPLACED}*"):
                 self._restore(replaced)
         except OSError as error:
-            message = f"cannot write to the checkpoint folder {self.folder}: {error.strerror or error}"
-            raise checkpoint_error(message, error) from error
+            raise checkpoint_error(
+                f"cannot write to the checkpoint folder {self.folder}: {error.strerror or error}", error
+            ) from error
 
     def claim(self) -> None:
         """Keep other writers from completing checkpoints from now on. Only rank 0 calls this."""

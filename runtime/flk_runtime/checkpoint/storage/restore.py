@@ -111,8 +111,10 @@ def candidates(destination: Destination, warn: Callable[[str], None]) -> list[in
             return steps
         newer = [step for step in steps if step > last]
     if newer:
-        shown = ", ".join(map(str, newer))
-        warn(f"{destination.place}: {LATEST} names step {last}; the checkpoints of later steps, {shown}, are not used")
+        warn(
+            f"{destination.place}: {LATEST} names step {last}; the checkpoints of later steps, "
+            f"{', '.join(map(str, newer))}, are not used"
+        )
     return [step for step in steps if step <= last]
 
 
@@ -124,8 +126,7 @@ def _read_manifest(destination: Destination, step: int) -> Manifest | str:
     except (FileNotFoundError, NotADirectoryError):
         return f"it has no {MANIFEST}, so it was not completed or flk did not write it"
     except (OSError, CheckpointError) as error:
-        message = f"cannot read the checkpoint {destination.locate(step)}: {error}"
-        raise checkpoint_error(message, error) from error
+        raise checkpoint_error(f"cannot read the checkpoint {destination.locate(step)}: {error}", error) from error
     except ValueError as error:
         return str(error)
     return manifest if manifest.step == step else f"its {MANIFEST} is of step {manifest.step}"

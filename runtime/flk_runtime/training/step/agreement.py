@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import is_sharded
+from flk_runtime.checkpoint import is_sharded, local
 from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, local
+from flk_runtime.parallel import ParallelModel
 from flk_runtime.system.bits import is_compared
 
 _ADVICE: Final = (
@@ -100,7 +100,7 @@ def _text(value: Any) -> str:
 
 def _compare_parameters(model: ParallelModel) -> None:
     """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
-    group = model.replicas()
+    group = model.replicas
     shards = {name: local(parameter) for name, parameter in model.trained().items()}
     if group is not None and (name := first_far(shards, group)):
         raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {_ADVICE}")

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, open_checkpoints
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState, open_checkpoints
+from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.manager import Resumed, progress_of
 from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.checkpoint.stateful import Values, per_rank, replicated
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device, rng
+from tests.support.saved import saved
 
 
 def make_manager() -> CheckpointManager:
@@ -135,3 +137,39 @@ def test_the_tensors_of_a_dictionary_stay_on_their_devices() -> None:
     Values(values).load_state_dict(restored)
     assert (values["sum"].device.type, values["count"], values["new"].device.type) == ("meta", 3, "cpu")
     assert values["average"]["weight"].device.type == "meta"
+
+
+@pytest.mark.parametrize("declare", [lambda thing: thing, replicated], ids=["by names", "whole"])
+def test_a_scheduler_leaves_the_restored_rate_alone_and_the_script_may_set_another(declare: Any) -> None:
+    layer = torch.nn.Linear(1, 1)
+
+    def adapted(optimizer: torch.optim.Optimizer) -> Any:
+        return adapt("optimizer", declare(optimizer), {"model": layer})
+
+    before = torch.optim.Adam(layer.parameters(), lr=0.25)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    state = adapted(before)
+    objects: Any = {
+        "optimizer": saved("optimizer", state) if isinstance(state, OptimizerState) else state,
+        "counts": Values({}),
+        "scheduler": torch.optim.lr_scheduler.LinearLR(torch.optim.SGD(layer.parameters(), lr=1.0)),
+    }
+    manager = CheckpointManager(
+        make_manager().options, print, resumed=Resumed("step 4", 4, objects, {}, {}, rng.get_state(), (4, {}), None)
+    )
+    manager.register("optimizer", adapted(optimizer))
+    optimizer.param_groups[0]["lr"] = 0.5
+    manager.register("counts", Values({}))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    manager.register("scheduler", torch.optim.lr_scheduler.LinearLR(optimizer, 0.1))
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group.get("decoupled_weight_decay", True)) == (0.25, True)
+
+
+def test_lists_and_dictionaries_that_the_script_holds_by_other_names_are_restored() -> None:
+    shadow: dict[str, Any] = {"weight": torch.zeros(2), "later": 1}
+    history: list[float] = [3.0]
+    Values({"shadow": shadow, "history": history}).load_state_dict(
+        {"shadow": {"weight": torch.ones(2)}, "history": [1.0, 2.0], "new": [4]}
+    )
+    assert (list(shadow), shadow["weight"].tolist(), history) == (["weight"], [1.0, 1.0], [1.0, 2.0])

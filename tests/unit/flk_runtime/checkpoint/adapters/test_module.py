@@ -126,3 +126,13 @@ def test_ranks_hold_trained_parameters_alike_that_only_the_script_averages() -> 
     state = ModuleState(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)))
     state.trains_alike = True
     assert list(state.held_alike()) == ["'0.weight'", "'0.bias'"]
+
+
+def test_a_buffer_that_begins_as_none_is_refused_when_it_has_got_a_value() -> None:
+    module = nn.Linear(1, 1)
+    module.register_buffer("mean", None)
+    state = ModuleState(nn.Sequential(module))
+    state.save_state("model")
+    module.mean = torch.zeros(2)
+    with pytest.raises(MismatchError, match=r"the buffer '0\.mean' of model has the shape \(2,\), and had None"):
+        state.save_state("model")

@@ -13,8 +13,11 @@ from torch.nn.utils import prune
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, StepLR
 
-from flk_runtime.checkpoint import OptimizerState, chunks_of
-from tests.support.saved import saved
+from flk_runtime.checkpoint import OptimizerState, chunks_of, placed
+from flk_runtime.checkpoint.adapters.optimizer import hyperparameters_of, set_hyperparameters
+from flk_runtime.checkpoint.state import encode_whole
+from flk_runtime.checkpoint.values import decode
+from tests.support.saved import read_back, saved
 
 
 class Net(nn.Module):
@@ -65,7 +68,6 @@ def restored(before: tuple[Net, Optimizer], order: str, make: Make) -> tuple[Net
     state = saved("optimizer", OptimizerState(before[1], {"model": before[0]}))
     adapter = OptimizerState(optimizer, {"model": net})
     adapter.load_state(state)
-    adapter.reload_hyperparameters(state)
     return net, optimizer
 
 
@@ -119,8 +121,9 @@ def test_a_rate_that_a_scheduler_has_changed_in_place_is_the_saved_one_again() -
     optimizer = with_tensor(net)
     adapter = OptimizerState(optimizer, {"model": net})
     adapter.load_state(state)
+    rates = hyperparameters_of(optimizer)
     for _ in range(2):
-        adapter.reload_hyperparameters(state)
+        set_hyperparameters(optimizer, rates, only_scheduled=True)
         assert optimizer.param_groups[0]["lr"] == 0.25
         LinearLR(optimizer, 0.5)
 
@@ -186,10 +189,11 @@ def test_a_schedule_does_not_change_the_restored_rates() -> None:
     adapter = OptimizerState(optimizer, {"model": net})
     state = saved("optimizer", OptimizerState(first[1], {"model": first[0]}))
     adapter.load_state(state)
+    rates = hyperparameters_of(optimizer)
     optimizer.param_groups[0].pop("initial_lr", None)
     StepLR(optimizer, 1)
     optimizer.param_groups[0]["lr"] = 9.0
-    adapter.reload_hyperparameters(state)
+    set_hyperparameters(optimizer, rates, only_scheduled=False)
     assert optimizer.param_groups[0]["lr"] == 0.025
 
 
@@ -205,10 +209,12 @@ def test_what_ranks_compare_has_the_tensors_and_numbers_in_other_values_and_comp
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     past = {"past": deque([torch.ones(2), torch.ones(2, dtype=torch.int64)]), "scale": 0.5, "step": 3}
     optimizer.state[layer.bias] = past
+    optimizer.state["all"] = {"mean": torch.ones(2)}  # type: ignore[index]
     held = OptimizerState(optimizer, {"model": layer}).held_alike()
     assert list(held) == [
         "the parameter 'bias'",
         "the parameter 'weight'",
+        "'all.mean' of 'all parameters'",
         "'past.0' of 'bias'",
         "'scale.float' of 'bias'",
     ]
@@ -254,3 +260,51 @@ def test_a_rate_in_a_tensor_goes_to_the_device_that_it_was_on() -> None:
     optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
     OptimizerState(optimizer, {"model": net}).load_state(state)
     assert optimizer.param_groups[0]["lr"].is_meta
+
+
+@pytest.mark.parametrize("adapter", [lambda optimizer: OptimizerState(optimizer, {}), lambda each: placed(each, [])])
+def test_the_state_keeps_its_dtypes_wherever_it_has_tensors(adapter: Any) -> None:
+    """torch casts it to the dtype of the parameter, and makes a text the text of a generator."""
+    state = {
+        "moment": torch.full((2,), 1.1),
+        "history": [torch.full((2,), 1.1), torch.tensor([255], dtype=torch.uint8)],
+        "blocks": {"codes": torch.tensor(1 << 30), "scale": torch.tensor(1.1)},
+        "kind": "a text",
+        3: torch.tensor([1.1]),
+    }
+    optimizers = [torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.bfloat16))], 0.1) for _ in range(2)]
+    before, after = optimizers
+    before.state[before.param_groups[0]["params"][0]] = state
+    if isinstance(saver := adapter(before), OptimizerState):
+        adapter(after).load_state(saved("optimizer", saver))
+    else:
+        adapter(after).load_state_dict(decode(read_back(encode_whole(saver.state_dict(), ("optimizer",))), {}))
+    found = dict(after.state[after.param_groups[0]["params"][0]])
+    assert found.pop("kind") == state.pop("kind")
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+class Around(Optimizer):
+    """An optimizer around another one, which takes over its groups once."""
+
+    def __init__(self, inside: Optimizer) -> None:
+        self.inside, self.param_groups, self.state = inside, inside.param_groups, inside.state  # type: ignore[assignment]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inside.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inside.load_state_dict(state)
+
+
+@pytest.mark.parametrize("around", [lambda inside: inside, Around])
+def test_groups_that_a_script_or_an_optimizer_holds_are_those_that_are_restored(around: Any) -> None:
+    net, before = trained(in_groups("abc"))
+    before.param_groups[0]["lr"] = 0.3
+    inside = adam(other := Net("abc"))
+    optimizer, (group,) = around(inside), inside.param_groups
+    OptimizerState(optimizer, {"model": other}).load_state(
+        saved("optimizer", OptimizerState(around(before), {"model": net}))
+    )
+    assert inside.param_groups[0] is optimizer.param_groups[0] is group
+    assert group["lr"] == 0.3

@@ -135,3 +135,9 @@ def test_a_run_that_only_reads_does_not_keep_another_from_saving(tmp_path: Path)
     FolderDestination(tmp_path).prepare()
     destination.commit(7, b"first")
     assert content_of(tmp_path, 7) == {b"first"}
+
+
+def test_a_checkpoint_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    save(writer(tmp_path, "a"), 7, b"first")
+    with pytest.raises(MismatchError, match="is a checkpoint, and not a folder of checkpoints: name the folder around"):
+        FolderDestination(tmp_path / "step-000000007").prepare()
