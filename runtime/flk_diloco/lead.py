@@ -61,12 +61,11 @@ class Lead:
             "workers": self._membership.workers,
             **{key: getattr(options, key) for key in ("every", "dtype", "lr", "momentum", "wait", "timeout")},
         }
-        digest = zlib.crc32(compression.encode(self.outer.parameters, "fp32"))
         self._exchange = HubExchange(
             self._membership,
             layout,
             self.outer.version,
-            f"{digest:08x}" if self._fresh else "",
+            f"{zlib.crc32(compression.encode(self.outer.parameters, 'fp32')):08x}" if self._fresh else "",
             patience=options.timeout,
         )
 

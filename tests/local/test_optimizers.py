@@ -33,7 +33,8 @@ def split(model):
     return Normalized(matrices, lr=0.1), torch.optim.AdamW(vectors, lr=0.02)
 
 def schedules(optimizers):
-    return [torch.optim.lr_scheduler.ExponentialLR(each, factor) for each, factor in zip(optimizers, (0.8, 0.5))]
+    pairs = zip(optimizers, (0.8, 0.5))
+    return [torch.optim.lr_scheduler.LinearLR(each, factor, total_iters=6) for each, factor in pairs]
 
 class All:
     # Several optimizers, and the schedule of each, as one.
@@ -55,12 +56,18 @@ def test_several_optimizers_and_their_schedules_train_and_resume_as_in_one_proce
     script = (
         SEVERAL
         + f"""
-def go(name, steps, strategy=None):
+def go(name, steps, strategy=None, declare=None):
     with init(strategy or name, checkpoint={str(tmp_path)!r} + f"/{{name}}-{{os.environ.get('WORLD_SIZE')}}") as run:
         model = build()[0]
-        optimizers = split(model)
-        model, found = run.parallelize(model, optimizers)
-        assert found is optimizers
+        if declare:
+            model = run.parallelize(model)
+            optimizers = split(model)
+            for number, each in enumerate(optimizers):
+                run.register(f"declared-{{number}}", declare(each))
+        else:
+            optimizers = split(model)
+            model, found = run.parallelize(model, optimizers)
+            assert found is optimizers
         both = schedules(optimizers)
         for number, each in enumerate(both):
             run.register(f"schedule-{{number}}", each)
@@ -73,12 +80,24 @@ with group():
         tell(name, go(name, 2) + go(name, 4) if "RANK" in os.environ else go(name, 4))
     if "RANK" in os.environ:
         tell("diloco", go("diloco", 2, strategy=alone) + go("diloco", 4, strategy=alone))
+        whole = dict(strategy="ddp", declare=flk.replicated)
+        tell("whole", go("whole", 2, **whole) + go("whole", 4, **whole))
+        for kind, rate in ((torch.optim.Adam, 0.5), (torch.optim.AdamW, 0.25)):
+            with init("ddp", checkpoint={str(tmp_path)!r} + "/adam") as run:
+                model = build()[0]
+                model, optimizer = run.parallelize(model, kind(model.parameters(), lr=0.1))
+                optimizer.param_groups[0]["lr"] = rate  # by the script, which stays
+                run.register("counts", {{}})
+                train(run, model, optimizer, steps=run.steps + 1)
+                group = optimizer.param_groups[0]
+                assert group["lr"] == rate
+                assert group.get("decoupled_weight_decay", True) or kind is torch.optim.Adam
 """
     )
     expected = told(ranks(script, 1)[0])["none"]
     assert len(expected) == 4
     found = told(ranks(script, 2)[0])
-    assert len(found) == 3
+    assert len(found) == 4
     assert found == {name: pytest.approx(expected, abs=1e-5) for name in found}
 
 
@@ -378,7 +397,12 @@ def go(place, strategy, steps, late):
             run.register("optimizer", optimizer)
         else:
             model, optimizer = run.parallelize(model, Slow(torch.optim.AdamW(model.parameters(), lr=0.01)))
-        losses = train(run, model, optimizer, steps, first=run.steps)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # of groups that are those of the one inside
+        run.register("schedule", schedule)
+        losses = []
+        for step in range(run.steps, steps):
+            losses += train(run, model, optimizer, step + 1, first=step)
+            schedule.step()
         with run.no_sync():
             loss_of(model, data(6, 1)[0][0][run.rank]).backward()
         if strategy == "full_shard":

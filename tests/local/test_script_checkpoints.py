@@ -276,6 +276,9 @@ UNFIT = """
     other = torch.optim.AdamW([{"params": model.weight}, {"params": model.bias}])
     restore(model=model, optimizer=other)
     restore(model=model, optimizer=adam, scheduler=torch.optim.lr_scheduler.OneCycleLR(adam, 0.1, 9))
+    os.environ["PLACE"] += "-own"
+    flk.save(1, checkpoint=os.environ["PLACE"], wait=True, model=flk.per_rank(model))
+    restore(model=model)
 """
 
 
@@ -300,6 +303,10 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
         f"cannot restore 'optimizer' from {place}: it has 1 groups of parameters, and the optimizer 2",
         f"cannot restore 'scheduler' from {place}: it is the state of another scheduler than OneCycleLR: it has "
         "'gamma', and no 'cycle_momentum'",
+        f"flk: resumed at step 1 from {tmp_path}/place-own/step-000000001",
+        f"cannot restore 'model' from {tmp_path}/place-own/step-000000001: each rank has a state of its own, which "
+        "flk.per_rank(…) or another number of ranks has saved; resume as then, pass the object as flk.replicated(…) if "
+        "rank 0's state is right for all ranks, or pass it under another name so that it starts anew",
     ]
 
 
@@ -386,8 +393,8 @@ def test_a_state_of_each_rank_is_refused_by_name_at_another_number_of_ranks(rank
     assert seen["shared"] == [10] * 3
     assert seen["own"] == [0, 0, 0, None]
     assert seen["refused"] == [
-        f"cannot restore {name!r} from {place}/step-000000001: each rank has a state of its own, and "
-        "another number of ranks has saved them; resume with that number, pass the object as flk.replicated(…) if "
+        f"cannot restore {name!r} from {place}/step-000000001: each rank has a state of its own, which "
+        "flk.per_rank(…) or another number of ranks has saved; resume as then, pass the object as flk.replicated(…) if "
         "rank 0's state is right for all ranks, or pass it under another name so that it starts anew"
         for name in ("own_dictionary", "plain", "subclass", "wrapper")
     ]

@@ -42,6 +42,12 @@ def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_pat
     script = (
         SMALL_MODEL
         + """
+def go_on(steps):
+    with init("ddp", checkpoint=os.environ["FOLDER"]) as run:
+        model, optimizer = run.parallelize(*build())
+        run.load_weights(place)
+        return train(run, model, optimizer, steps, first=run.steps)
+
 with group():
     for name in ("ddp", "full_shard", "shard_grad_op"):
         for place in os.environ["PLACES"].split(","):
@@ -49,32 +55,13 @@ with group():
                 model, optimizer = run.parallelize(*build(seed=9))
                 run.load_weights(place)
                 tell(f"{name} {place}", train(run, model, optimizer, steps=2))
+    go_on(2)
+    assert go_on(2) == []  # they are for an evaluation
+    refused("load_weights has replaced what was restored after step 2", lambda: go_on(3))
 """
     )
     places = [str(tmp_path / name) for name in ("plain.pt", "one.safetensors", "nested.pt", "dcp", "app", "hub")]
-    found = told(ranks(script, 2, {"PLACES": ",".join(places)})[0])
+    found = told(ranks(script, 2, {"PLACES": ",".join(places), "FOLDER": str(tmp_path / "own")})[0])
     assert len(found) == 18
     for case, losses in found.items():
         assert losses == pytest.approx(expected, abs=1e-6), case
-
-
-def test_weights_in_the_place_of_restored_ones_are_refused_where_the_training_goes_on(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    script = (
-        SMALL_MODEL
-        + """
-torch.save(build()[0].state_dict(), weights := os.environ["PLACE"] + "/weights.pt")
-
-def go(steps):
-    with init("ddp", checkpoint=os.environ["PLACE"]) as run:
-        model, optimizer = run.parallelize(*build())
-        run.load_weights(weights)
-        return train(run, model, optimizer, steps, first=run.steps)
-
-go(2)
-assert go(2) == []  # they are for an evaluation
-refused("load_weights has replaced what was restored after step 2", lambda: go(3))
-"""
-    )
-    ranks(script, 1, {"PLACE": str(tmp_path)})

@@ -17,7 +17,14 @@ from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, hyperparam
 from flk_runtime.checkpoint.adapters.placed import PlacedOptimizer
 from flk_runtime.checkpoint.memory import Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
+from flk_runtime.checkpoint.stateful import (
+    DistributedStateful,
+    Stateful,
+    is_replicated,
+    load_into,
+    state_of,
+    values_of,
+)
 from flk_runtime.checkpoint.values import decode
 from flk_runtime.contract import user_env
 from flk_runtime.data import EpochLoader
@@ -87,17 +94,19 @@ class Resumed:
     def load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Give ``thing`` its state. Raises CheckpointError if that does not fit."""
         try:
-            if isinstance(thing, DistributedStateful):
+            if isinstance(thing, DistributedStateful) and name in self.objects:
                 thing.load_state(self.objects[name])
             elif name in self.objects:
                 load_into(thing, self.objects[name].state_dict())
-            elif name in (own := self.own_of_rank_0 if is_replicated(thing) else self.own):
+            elif not isinstance(thing, DistributedStateful) and name in (
+                own := self.own_of_rank_0 if is_replicated(thing) else self.own
+            ):
                 load_into(thing, decode(own[name], {}))
             elif not name.startswith(INTERNAL):
                 raise MismatchError(
-                    "each rank has a state of its own, and another number of ranks has saved them; resume with that "
-                    "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
-                    "under another name so that it starts anew"
+                    "each rank has a state of its own, which flk.per_rank(…) or another number of ranks has saved; "
+                    "resume as then, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, "
+                    "or pass it under another name so that it starts anew"
                 )
         except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
             raise checkpoint_error(
@@ -400,9 +409,9 @@ class CheckpointManager:
                         state = SplitState([*state.chunks, *beside.chunks], beside.plain)
                     states[name] = state
                 elif not is_replicated(thing):
-                    own[name] = encode_whole(thing.state_dict(), (name,))
+                    own[name] = encode_whole(state_of(thing), (name,))
                 elif main:
-                    states[name] = split_tensors(thing.state_dict(), (name,))
+                    states[name] = split_tensors(state_of(thing), (name,))
             except RuntimeFailure as error:  # other ranks may have none, and the next state may be collective
                 problem = problem or error
         return states, own, problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -118,18 +119,23 @@ class Values:
 
         Dictionaries and lists among them stay the same objects: the script may hold them by other names.
         """
-        _refill(self._values, state_dict)
+        _refill(self._values, state_dict, set())
 
 
-def _refill(own: Any, value: Any) -> Any:
-    """``own`` with the content of a restored ``value`` if both are containers of one kind, else what `beside` makes."""
-    if isinstance(own, MutableMapping) and isinstance(value, Mapping):
-        value = {key: _refill(own.get(key), each) for key, each in value.items()}
+def _refill(own: Any, value: Any, filled: set[int]) -> Any:
+    """``own`` with the content of a restored ``value`` if both are containers of one kind, else what `beside` makes.
+
+    ``filled``: the ids of containers that have their content: one that has two places stays in the first one.
+    """
+    if isinstance(own, MutableMapping) and isinstance(value, Mapping) and id(own) not in filled:
+        filled.add(id(own))
+        value = {key: _refill(own.get(key), each, filled) for key, each in value.items()}
         own.clear()
         own.update(value)
         return own
-    if isinstance(own, list) and isinstance(value, list):
-        own[:] = map(_refill, [*own, *[None] * len(value)], value)
+    if isinstance(own, list) and isinstance(value, list) and id(own) not in filled:
+        filled.add(id(own))
+        own[:] = [_refill(mine, each, filled) for mine, each in zip([*own, *[None] * len(value)], value, strict=False)]
         return own
     return beside(own, value)
 
@@ -137,6 +143,14 @@ def _refill(own: Any, value: Any) -> Any:
 def beside(own: Any, value: Any) -> Any:
     """A restored ``value``; a tensor on the device of that in ``own`` which it replaces."""
     return value.to(own.device) if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) else value
+
+
+def state_of(thing: Stateful) -> dict[str, Any]:
+    """The state of ``thing`` as it is saved: without functions of a scheduler, as SWALR of torch 2.9 has one."""
+    state, inside = thing.state_dict(), thing.thing if isinstance(thing, Declared) else thing
+    if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
+        state = {key: value for key, value in state.items() if not inspect.isroutine(value)}
+    return state
 
 
 def load_into(thing: Stateful, state: dict[str, Any]) -> None:

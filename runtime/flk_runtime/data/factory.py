@@ -56,8 +56,10 @@ class _EveryNth(IterableDataset[Any]):
 def is_stream(dataset: Any) -> bool:
     """Whether ``dataset`` has no length and index. Raises SetupError for a dictionary of datasets."""
     if isinstance(dataset, Mapping):
-        entries = ", ".join(map(repr, list(dataset)[:3]))
-        raise SetupError(f"a {type(dataset).__name__} is not a dataset: pass one of its entries ({entries})")
+        raise SetupError(
+            f"a {type(dataset).__name__} is not a dataset: pass one of its entries "
+            f"({', '.join(map(repr, list(dataset)[:3]))})"
+        )
     has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not has_index and not hasattr(dataset, "__iter__"):
         raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a dataset or an iterable")

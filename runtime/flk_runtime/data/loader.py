@@ -295,8 +295,14 @@ class EpochLoader:
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
         at = self._saved
-        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed, "order": self._order}
-        return {**position, "trained": self.is_trained, **self._state(at)}
+        return {
+            "seed": self._seed,
+            "epoch": at.epoch,
+            "consumed": at.consumed,
+            "order": self._order,
+            "trained": self.is_trained,
+            **self._state(at),
+        }
 
     @property
     def _saved(self) -> Position:

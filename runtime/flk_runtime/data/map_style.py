@@ -179,8 +179,9 @@ def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext, samples: int
         raise SetupError(f"{name}= chooses the samples: leave out shuffle=, and drop_last= beside a batch_sampler")
     if batch_sampler is not None and options.batch_size is not None:
         raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
-    chosen = sampler if batch_sampler is None else batch_sampler
-    return DrawnOrders(chosen, context.name, batched=sampler is None, samples=samples)
+    return DrawnOrders(
+        sampler if batch_sampler is None else batch_sampler, context.name, batched=sampler is None, samples=samples
+    )
 
 
 class _BatchSampler:

@@ -173,8 +173,7 @@ def _described(objects: dict[str, Any]) -> dict[str, str]:
     """The facts that all ranks must have alike: names and classes of the objects, names and shapes of parameters."""
     found: dict[str, str] = {}
     for name, thing in objects.items():
-        own = isinstance(thing, Declared) and not thing.replicated
-        found[name] = "per_rank" if own else type(thing).__qualname__
+        found[name] = "per_rank" if isinstance(thing, Declared) and not thing.replicated else type(thing).__qualname__
         if isinstance(thing, nn.Module) and not isinstance(thing, Parts):
             found |= {f"{name}.{key}": str(tuple(parameter.shape)) for key, parameter in parameters_of(thing).items()}
     return found

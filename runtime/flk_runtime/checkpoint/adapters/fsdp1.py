@@ -54,8 +54,9 @@ class FSDP1OptimizerState(OptimizerState):
         state = self._state()
         tensors, values = split_values(state["state"].items())
         chunks = _chunks({(name, "state", *path): value for path, value in tensors.items()})
-        plain = {"values": values, "param_groups": state["param_groups"], "kind": kind_of(self.optimizer)}
-        return SplitState(chunks, plain)
+        return SplitState(
+            chunks, {"values": values, "param_groups": state["param_groups"], "kind": kind_of(self.optimizer)}
+        )
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict

@@ -43,10 +43,11 @@ class Weights:
         self.place = path
         self._checkpoint = _open(path)
         paths = list(self._checkpoint.names())
+        tops = {each[0] for _, each in paths}
         names = (
             [(name, each[1]) for name, each in paths if len(each) == 2 and each[0] == "model"]  # no extra states
             # As torch's tutorial saves {"app": AppState(model, optimizer)}.
-            or [(name, each[2]) for name, each in paths if len(each) == 3 and each[1] == "model"]
+            or [(name, each[2]) for name, each in paths if len(tops) == 1 and len(each) == 3 and each[1] == "model"]
             or [(name, name) for name, _ in paths]
         )
         self._stored = {

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState, open_checkpoints
-from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, open_checkpoints
 from flk_runtime.checkpoint.manager import Resumed, progress_of
 from flk_runtime.checkpoint.state import split_tensors
-from flk_runtime.checkpoint.stateful import Values, per_rank, replicated
+from flk_runtime.checkpoint.stateful import Values, per_rank, replicated, state_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device, rng
-from tests.support.saved import saved
 
 
 def make_manager() -> CheckpointManager:
@@ -130,46 +128,20 @@ def test_a_model_over_which_one_can_loop_is_no_loader(declare: Any) -> None:
     assert manager.keeps_iterable
 
 
-def test_the_tensors_of_a_dictionary_stay_on_their_devices() -> None:
+def test_a_dictionary_is_restored_in_place_and_its_tensors_stay_on_their_devices() -> None:
+    """The script may hold what is in it by other names."""
     on_device = torch.zeros((), device="meta")
-    values: dict[str, Any] = {"sum": on_device, "count": 0, "average": {"weight": on_device}}
+    average, history = {"weight": on_device, "later": 1}, [3.0]
+    values: dict[str, Any] = {"sum": on_device, "count": 0, "average": average, "history": history}
     restored = {"sum": torch.ones(()), "count": 3, "new": torch.ones(()), "average": {"weight": torch.ones(())}}
-    Values(values).load_state_dict(restored)
+    Values(values).load_state_dict({**restored, "history": [1.0, 2.0]})
     assert (values["sum"].device.type, values["count"], values["new"].device.type) == ("meta", 3, "cpu")
+    assert (list(average), history) == (["weight"], [1.0, 2.0])
     assert values["average"]["weight"].device.type == "meta"
 
 
-@pytest.mark.parametrize("declare", [lambda thing: thing, replicated], ids=["by names", "whole"])
-def test_a_scheduler_leaves_the_restored_rate_alone_and_the_script_may_set_another(declare: Any) -> None:
-    layer = torch.nn.Linear(1, 1)
-
-    def adapted(optimizer: torch.optim.Optimizer) -> Any:
-        return adapt("optimizer", declare(optimizer), {"model": layer})
-
-    before = torch.optim.Adam(layer.parameters(), lr=0.25)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
-    state = adapted(before)
-    objects: Any = {
-        "optimizer": saved("optimizer", state) if isinstance(state, OptimizerState) else state,
-        "counts": Values({}),
-        "scheduler": torch.optim.lr_scheduler.LinearLR(torch.optim.SGD(layer.parameters(), lr=1.0)),
-    }
-    manager = CheckpointManager(
-        make_manager().options, print, resumed=Resumed("step 4", 4, objects, {}, {}, rng.get_state(), (4, {}), None)
-    )
-    manager.register("optimizer", adapted(optimizer))
-    optimizer.param_groups[0]["lr"] = 0.5
-    manager.register("counts", Values({}))
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    manager.register("scheduler", torch.optim.lr_scheduler.LinearLR(optimizer, 0.1))
-    (group,) = optimizer.param_groups
-    assert (group["lr"], group.get("decoupled_weight_decay", True)) == (0.25, True)
-
-
-def test_lists_and_dictionaries_that_the_script_holds_by_other_names_are_restored() -> None:
-    shadow: dict[str, Any] = {"weight": torch.zeros(2), "later": 1}
-    history: list[float] = [3.0]
-    Values({"shadow": shadow, "history": history}).load_state_dict(
-        {"shadow": {"weight": torch.ones(2)}, "history": [1.0, 2.0], "new": [4]}
-    )
-    assert (list(shadow), shadow["weight"].tolist(), history) == (["weight"], [1.0, 1.0], [1.0, 2.0])
+def test_a_function_in_the_state_of_a_scheduler_is_the_scripts() -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), 1)
+    scheduler.anneal = len  # type: ignore[attr-defined]
+    assert "anneal" not in state_of(scheduler)
+    assert "step_size" in state_of(replicated(scheduler))

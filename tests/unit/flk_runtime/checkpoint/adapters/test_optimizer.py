@@ -282,29 +282,3 @@ def test_the_state_keeps_its_dtypes_wherever_it_has_tensors(adapter: Any) -> Non
     found = dict(after.state[after.param_groups[0]["params"][0]])
     assert found.pop("kind") == state.pop("kind")
     torch.testing.assert_close(found, state, rtol=0, atol=0)
-
-
-class Around(Optimizer):
-    """An optimizer around another one, which takes over its groups once."""
-
-    def __init__(self, inside: Optimizer) -> None:
-        self.inside, self.param_groups, self.state = inside, inside.param_groups, inside.state  # type: ignore[assignment]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inside.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inside.load_state_dict(state)
-
-
-@pytest.mark.parametrize("around", [lambda inside: inside, Around])
-def test_groups_that_a_script_or_an_optimizer_holds_are_those_that_are_restored(around: Any) -> None:
-    net, before = trained(in_groups("abc"))
-    before.param_groups[0]["lr"] = 0.3
-    inside = adam(other := Net("abc"))
-    optimizer, (group,) = around(inside), inside.param_groups
-    OptimizerState(optimizer, {"model": other}).load_state(
-        saved("optimizer", OptimizerState(around(before), {"model": net}))
-    )
-    assert inside.param_groups[0] is optimizer.param_groups[0] is group
-    assert group["lr"] == 0.3
