@@ -413,7 +413,7 @@ with group():
     for strategy in ("ddp", "full_shard"):
         for late in (False, True):
             place = f"{strategy}-{late}"
-            tell(place, go(place, strategy, 2, late) + go(place, strategy, 4, late))
+            tell(place, go(place, strategy, 1, late) + go(place, strategy, 4, late))
     tell("whole", go("whole", "ddp", 4, False))
 """
     )
