@@ -158,7 +158,7 @@ with group():
         ("LBFGS of torch cannot train parameters that strategy full_shard shards", of(torch.optim.LBFGS)),
         ("Adafactor of torch cannot train parameters", of(torch.optim.Adafactor)),
         ("Rprop of torch cannot train parameters", of(torch.optim.Rprop)),
-        ("takes optimizers of torch, and was given a ExponentialLR", scheduler),
+        ("takes optimizers of torch, and was given a LinearLR", scheduler),
     ):
         with init("full_shard") as run:
             refused(words, lambda: action(run))

@@ -96,7 +96,7 @@ class Resumed:
         try:
             if isinstance(thing, DistributedStateful) and name in self.objects:
                 thing.load_state(self.objects[name])
-            elif name in self.objects:
+            elif name in self.objects and not isinstance(thing, DistributedStateful):
                 load_into(thing, self.objects[name].state_dict())
             elif not isinstance(thing, DistributedStateful) and name in (
                 own := self.own_of_rank_0 if is_replicated(thing) else self.own
