@@ -127,9 +127,8 @@ class HubExchange:
                 while not self._outgoing.empty():  # messages for the former connection
                     self._outgoing.get()
                 self._begun = False
-                hello = messages.Hello(
-                    self._membership.worker, self._layout, self._version, self._digest, self._incarnation
-                )
+                worker = self._membership.worker
+                hello = messages.Hello(worker, self._layout, self._version, self._digest, self._incarnation)
             peer.send(hello)
         except BaseException:
             sock.close()

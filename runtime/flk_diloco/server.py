@@ -164,7 +164,8 @@ class Hub:
         if former:
             former.close()
         if self._rounds:
-            self._rounds.join(Member(worker, peer.post, hello.version, hello.digest), time.monotonic())
+            member = Member(worker, peer.post, hello.version, hello.digest)
+            self._rounds.join(member, time.monotonic())
 
     def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
         with self._lock:
