@@ -43,7 +43,7 @@ def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
         raise ValueError(f"{len(data)} bytes are not {count} values of {dtype}")
     writable = bytearray(data) if isinstance(data, bytes) else data
     if not count:
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float32)
     if dtype == "fp32":
         return torch.frombuffer(writable, dtype=torch.float32)
     number = -(-count // BLOCK)
@@ -69,7 +69,7 @@ class ErrorFeedback:
 
     def __init__(self, dtype: str, count: int) -> None:
         self._dtype = dtype
-        self.residual = torch.zeros(count if dtype in _LARGEST else 0)
+        self.residual = torch.zeros(count if dtype in _LARGEST else 0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor) -> bytes:
         """The bytes of ``values``, float32 of shape (n,), with the residual added."""

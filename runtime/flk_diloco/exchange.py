@@ -127,8 +127,9 @@ class HubExchange:
                 while not self._outgoing.empty():  # messages for the former connection
                     self._outgoing.get()
                 self._begun = False
-                worker = self._membership.worker
-                hello = messages.Hello(worker, self._layout, self._version, self._digest, self._incarnation)
+                hello = messages.Hello(
+                    self._membership.worker, self._layout, self._version, self._digest, self._incarnation
+                )
             peer.send(hello)
         except BaseException:
             sock.close()

@@ -61,12 +61,11 @@ class Lead:
             "workers": self._membership.workers,
             **{key: getattr(options, key) for key in ("every", "dtype", "lr", "momentum", "wait", "timeout")},
         }
-        digest = zlib.crc32(compression.encode(self.outer.parameters, "fp32"))
         self._exchange = HubExchange(
             self._membership,
             layout,
             self.outer.version,
-            f"{digest:08x}" if self._fresh else "",
+            f"{zlib.crc32(compression.encode(self.outer.parameters, 'fp32')):08x}" if self._fresh else "",
             patience=options.timeout,
         )
 
@@ -77,10 +76,9 @@ class Lead:
         """
         if not self._joining and self._result is None:
             if not local.isfinite().all():
-                number = self.outer.version + 1
                 raise RuntimeFailure(
-                    f"worker {self._membership.worker} has parameters that are not finite at round {number}, and does "
-                    "not send them: look at its loss and its learning rate"
+                    f"worker {self._membership.worker} has parameters that are not finite at round "
+                    f"{self.outer.version + 1}, and does not send them: look at its loss and its learning rate"
                 )
             data = self.outer.outer_gradient(local)
             if self._exchange:

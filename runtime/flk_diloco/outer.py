@@ -28,7 +28,7 @@ class OuterOptimizer:
         self._sgd = torch.optim.SGD(
             [self.parameters], lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0
         )
-        self._momentum = torch.zeros(len(start) if options.momentum else 0)
+        self._momentum = torch.zeros(len(start) if options.momentum else 0, dtype=torch.float32)
         if options.momentum:
             self._sgd.state[self.parameters]["momentum_buffer"] = self._momentum
 

@@ -164,8 +164,7 @@ class Hub:
         if former:
             former.close()
         if self._rounds:
-            member = Member(worker, peer.post, hello.version, hello.digest)
-            self._rounds.join(member, time.monotonic())
+            self._rounds.join(Member(worker, peer.post, hello.version, hello.digest), time.monotonic())
 
     def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
         with self._lock:

@@ -50,11 +50,15 @@ class OuterLoop:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return self._lead.outer.state_dict() | {"names": list(self._shapes)} if self._lead else {}
+        if not self._lead:
+            return {}
+        return self._lead.outer.state_dict() | {"names": list(self._shapes), "every": self._options.every}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["names"] != list(self._shapes):  # the outer state is flat, in their order
             raise ValueError("the model has other parameters, or has them in another order: define them as before")
+        if (every := state.get("every", self._options.every)) != self._options.every:
+            raise ValueError(f"its rounds come every {every} steps: keep every={every}, by which workers count rounds")
         if self._lead:
             self._lead.restore(state)
         self._version = state["version"]
@@ -172,7 +176,7 @@ class OuterLoop:
 
     def _scatter(self) -> None:
         """Set this worker's parameters to the agreed ones."""
-        fulls = [torch.empty(shape) for shape in self._shapes.values()]
+        fulls = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in self._shapes.values()]
         if self._lead:
             flat = torch.split(self._lead.outer.parameters, [full.numel() for full in fulls])
             fulls = [values.view(full.shape) for values, full in zip(flat, fulls, strict=True)]

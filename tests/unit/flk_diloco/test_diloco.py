@@ -448,7 +448,10 @@ def test_the_agreed_state_is_refused_where_the_parameters_have_another_order(mon
     loop = OuterLoop.__new__(OuterLoop)
     monkeypatch.setattr(loop, "_lead", None, raising=False)
     monkeypatch.setattr(loop, "_shapes", {"a": None, "b": None}, raising=False)
+    monkeypatch.setattr(loop, "_options", DiLoCo(every=5), raising=False)
     loop.load_state_dict({"names": ["a", "b"], "version": 1})
+    with pytest.raises(ValueError, match="its rounds come every 7 steps: keep every=7"):
+        loop.load_state_dict({"names": ["a", "b"], "version": 1, "every": 7})
     with pytest.raises(ValueError, match="in another order"):
         loop.load_state_dict({"names": ["b", "a"], "version": 1})
 
@@ -461,3 +464,12 @@ def test_a_worker_that_waits_says_why_it_has_no_hub() -> None:
     refused = f"the hub at {address}: [Errno 111] Connection refused"
     until(lambda: lead.missing == refused, "the connection fails", context=lambda: lead.missing)
     lead.close()
+
+
+def test_what_workers_exchange_has_its_dtype_whatever_the_default_is() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        outer = OuterOptimizer(torch.zeros(3, dtype=torch.float32), DiLoCo(dtype="int8"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {each.dtype for each in outer.state_dict().values() if isinstance(each, torch.Tensor)} == {torch.float32}
