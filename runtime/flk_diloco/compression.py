@@ -84,4 +84,5 @@ class ErrorFeedback:
 def _to_bytes(values: torch.Tensor) -> bytes:
     # Not through NumPy, which an image need not have.
     values = values.contiguous()
-    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
+    # Nor by string_at, whose size is an int of C: from 2 GiB on it would be negative.
+    return (ctypes.c_char * values.nbytes).from_address(values.data_ptr()).raw

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -195,8 +195,7 @@ def _receive(connection: Connection) -> dict[str, Any]:
         data = connection.recv_bytes()
     except (EOFError, OSError):
         return {}
-    message: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return message
+    return cast("dict[str, Any]", torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
 def follow(request: dict[str, Any], command: Sequence[str]) -> None:

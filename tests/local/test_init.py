@@ -81,6 +81,30 @@ def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:
     ranks(script, 2)
 
 
+def test_ranks_that_the_script_has_started_itself_know_their_nodes(ranks: Ranks) -> None:
+    """By torch.multiprocessing, with a part of torchrun's variables; Lightning sets the last ones."""
+    script = """
+        import os, socket, torch, torch.distributed as dist, flk_runtime as flk
+        from flk_runtime.distributed.process_group import place
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo")
+        socket.gethostname = lambda: f"node-{rank // 2}"
+        given = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        for left in ((), ("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE")):
+            os.environ.update({name: given[name] for name in left})
+            found = place()
+            assert (found.rank, found.local_rank, found.node_rank) == (rank, rank % 2, rank // 2)
+            assert (found.world_size, found.local_world_size, found.nodes) == (4, 2, 2)
+            [os.environ.pop(name) for name in left]
+        with flk.init(device="cpu", strategy="hybrid_shard") as run:
+            run.parallelize(torch.nn.Linear(2, 2))
+            with flk.main_process_first(local=True):
+                print("first", run.rank % 2)
+        dist.destroy_process_group()
+    """
+    ranks(script, 4)
+
+
 @pytest.mark.parametrize("variable", ["FLK_SEED", "SCRIPT_SEED"])
 def test_ranks_draw_alike_until_the_training_begins(ranks: Ranks, variable: str) -> None:
     script = """

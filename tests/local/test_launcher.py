@@ -269,6 +269,21 @@ def test_a_rank_ends_as_python_does(forked_pods: Callable[..., Pods], start: str
             assert archive.read("member") == b"in an archive"
 
 
+def test_a_rank_that_closes_all_descriptors_finds_nothing_in_its_files(forked_pods: Callable[..., Pods]) -> None:
+    """One of them gets the number of the pipe on which the rank would report its exception."""
+    script = """
+        import os
+        os.closerange(3, 256)
+        files = [open(f"left.{number}", "w") for number in range(20)]
+        raise ValueError("fails")
+    """
+    job = forked_pods(script=script, FLK_RESTARTS="0")
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING], job.log()
+    assert "ValueError: fails" in job.log()
+    assert [path.stat().st_size for path in job.folder.glob("left.*")] == [0] * 20
+
+
 def test_output_is_prefixed_line_by_line(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import sys

@@ -95,6 +95,18 @@ def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
 
 
+def test_a_run_under_nohup_outlives_its_terminal(flk: Command) -> None:
+    flk.write(HOLD)
+    flk.program.insert(0, "nohup")
+    process = flk.start("run", *WITHOUT_TORCH, "train.py", "--restarts", "1")
+    rank, server, _ = flk.pids(0, 1)
+    for each in (process.pid, parent_of(server)):  # the launcher, which a terminal reaches where a user starts it alone
+        os.kill(each, signal.SIGHUP)
+    os.kill(rank, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=END)
+    assert process.returncode == 0, stderr
+
+
 @pytest.mark.promise("Jobs: flk run ends with every process ended")
 def test_when_flk_itself_is_killed_nothing_is_left(flk: Command) -> None:
     flk.write(HOLD)

@@ -216,7 +216,11 @@ class LocalRun:
         wakeup.setblocking(False)
         alarm.setblocking(False)
         self._selector.register(wakeup, selectors.EVENT_READ, None)
-        before = {number: signal.signal(number, lambda n, _: self._signals.append(n)) for number in _SIGNALS}
+        before = {
+            number: signal.signal(number, lambda n, _: self._signals.append(n))
+            for number in _SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+        }
         fd = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
         try:
             yield

@@ -119,6 +119,6 @@ CHOICE: Final = Variable("FLK_CHOICE", "file of a pod that keeps the choice of s
 MEMORY: Final = Variable("FLK_MEMORY", "socket on which the launcher answers ranks about checkpoints in memory", "")
 REPORT_FD: Final = Variable(
     "FLK_REPORT_FD",
-    "file descriptor of the pipe on which a rank reports its failure to the launcher",
+    "file descriptor, and inode, of the pipe on which a rank reports its failure to the launcher",
     "",
 )

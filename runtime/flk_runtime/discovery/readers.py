@@ -23,7 +23,8 @@ from flk_runtime.errors import DiscoveryError
 
 START_WITH_LAUNCHER = "start the script with `torchrun script.py`, or submit it with flk"
 # Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
-_STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
+# None: outside of steps.
+_STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291", None})
 # In a job of Slurm, MPI starts rank 0 on the first host of the job; its daemons are a step on the other hosts.
 _HOSTS = ("SLURM_JOB_NODELIST",)
 # Hydra starts its daemons with srun in a job of Slurm, so each mpiexec has a step of its own.
@@ -84,11 +85,6 @@ def read_pod(launcher: Launcher, environ: Environ) -> RankInfo:
     return checked(launcher, environ, pod, 0, pods, 1, pod, pods)
 
 
-def is_srun(environ: Environ) -> bool:
-    """Whether srun started this process."""
-    return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _STEPS_WITHOUT_SRUN
-
-
 _LOCAL, _POD, _RANK = frozenset({"LOCAL_RANK"}), frozenset({"PET_NODE_RANK"}), frozenset({"RANK"})
 _NOTHING: frozenset[str] = frozenset()
 # torch.distributed's variables were set by hand, not by an operator in a pod.
@@ -123,7 +119,8 @@ LAUNCHERS = (
     Launcher(
         "slurm", "SLURM_STEP_ID", read_slurm, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",
         node_rank="SLURM_NODEID", attempt="SLURM_RESTART_COUNT", hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
-        start_id=("SLURM_JOB_ID", "SLURM_STEP_ID"), recognise=is_srun,
+        start_id=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        recognise=lambda environ: environ.get("SLURM_STEP_ID") not in _STEPS_WITHOUT_SRUN,
     ),
     Launcher(
         "pytorchjob", "PET_NODE_RANK", read_pod, "RANK", "", "WORLD_SIZE", "", node_rank="PET_NODE_RANK",

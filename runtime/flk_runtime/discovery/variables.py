@@ -194,7 +194,7 @@ class RankInfo:
     world_size: int = 1
     local_world_size: int = 1
     node_rank: int = 0
-    launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
+    launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, script, alone
     # Host and port of the store. None if world_size is 1, and where only Horovod's communicator can tell it.
     master: tuple[str, int] | None = None
     attempt: int = 0  # number of earlier starts of this job's ranks

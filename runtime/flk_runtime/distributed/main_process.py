@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from flk_runtime.discovery import discover
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import PeerError, SetupError
 
@@ -24,7 +23,7 @@ def main_process_first(local: bool = False) -> Iterator[None]:
     """
     if not dist.is_initialized():
         raise SetupError("main_process_first needs the process group: call flk_runtime.init() before")
-    if (discover().local_rank if local else dist.get_rank()) != 0:
+    if (process_group.place().local_rank if local else dist.get_rank()) != 0:
         _wait_for_first_ranks()
         yield
         return

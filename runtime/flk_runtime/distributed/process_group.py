@@ -6,14 +6,16 @@ Collectives run on gloo if the group has a CPU backend, else on the device.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from flk_runtime.errors import RuntimeFailure
+from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.errors import DiscoveryError, RuntimeFailure
 from flk_runtime.system import torch_private
 
 T = TypeVar("T")
@@ -31,6 +33,31 @@ def rank() -> int:
 def world_size() -> int:
     """The number of ranks; 1 where no process group is open."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def place() -> RankInfo:
+    """This process's place among the ranks: what its launcher's variables say, unless the group that is open differs.
+
+    So it is where the script has started its ranks itself, as by torch.multiprocessing or Lightning. Their nodes say
+    then which of them are beside each other. Collective there.
+    """
+    if not dist.is_initialized():
+        return discover()
+    with contextlib.suppress(DiscoveryError):
+        if (found := discover()).world_size == dist.get_world_size():
+            return found
+    own, nodes = dist.get_rank(), all_gather(socket.gethostname())
+    local = [each for each, node in enumerate(nodes) if node == nodes[own]]
+    numbers = list(dict.fromkeys(nodes))
+    return RankInfo(
+        own,
+        local.index(own),
+        len(nodes),
+        len(local),
+        node_rank=numbers.index(nodes[own]),
+        launcher="script",
+        nodes=len(numbers),
+    )
 
 
 def store() -> Any:
@@ -54,8 +81,7 @@ def on_main(function: Callable[[], T]) -> T:
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
         raise answer[1]
-    result: T = answer[0]
-    return result
+    return cast("T", answer[0])
 
 
 def sums(*values: int) -> Callable[[], list[int]]:
@@ -142,8 +168,7 @@ def mean_loss(closure: Callable[[], Any]) -> Any:
 
 def full(value: T) -> T:
     """The full tensor, gathered from the shards of a DTensor; any other value as it is. Collective among its ranks."""
-    found: T = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return found
+    return cast("T", value.full_tensor() if hasattr(value, "full_tensor") else value)
 
 
 def _flat(numbers: Numbers) -> torch.Tensor:

@@ -48,9 +48,13 @@ class Wakeup:
         self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
-        """Handle the launcher's signals. Process 1 of a container ignores signals without a handler."""
+        """Handle the launcher's signals, but for a SIGHUP that nohup has it ignore.
+
+        Process 1 of a container ignores signals without a handler.
+        """
         for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
 
     def post(self, event: Any) -> None:
         """Add an event, from any thread."""

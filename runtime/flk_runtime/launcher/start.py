@@ -232,7 +232,7 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], error: SetupErr
     settings = settings or _unread_settings(arguments)
     prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
     message = hidden(str(error), settings.secrets)
-    host.write_all(2, f"{prefix}error: {message}\n".encode())
+    host.write_all(2, f"{prefix}error: {message}\n".encode(errors="replace"))
     failure = Failure(error.kind, settings.pod, None, settings.pod_name, settings.node, 0, time.time(), "", message)
     failure = replace(failure, stderr=error.output)
     _record(settings, failure, failure.code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -150,8 +150,7 @@ def _mark(parameter: torch.Tensor, name: str) -> None:
 
 def replaced_name(value: Any) -> str | None:
     """The name in its model of a parameter that `rebind_optimizers` has replaced; None of anything else."""
-    name: str | None = getattr(value, _MARK, None) if isinstance(value, torch.Tensor) else None
-    return name
+    return cast("str | None", getattr(value, _MARK, None)) if isinstance(value, torch.Tensor) else None
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import tempfile
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the rank says that it has the request
 
@@ -65,8 +65,7 @@ def _profile(connection: socket.socket, request: dict[str, Any]) -> dict[str, An
         return {"error": "silent"}
     except (OSError, ValueError):
         return {"error": "ended"}
-    answer: dict[str, Any] = json.loads(last) if last else {"error": "ended"}
-    return answer
+    return cast("dict[str, Any]", json.loads(last)) if last else {"error": "ended"}
 
 
 if __name__ == "__main__":

@@ -100,10 +100,14 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
 
 
 def send(report: dict[str, Any]) -> None:
-    """Send a report, as from `describe`, to flk's launcher, where it has started this rank."""
+    """Send a report, as from `describe`, to flk's launcher, where it has started this rank.
+
+    A script may have closed all descriptors. Then a file of its own may have the number.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError):
-        pipe = int(os.environ[pod_env.REPORT_FD])
-        host.write_all(pipe, json.dumps(report).encode() + b"\n")
+        pipe, inode = map(int, os.environ[pod_env.REPORT_FD].split(":"))
+        if os.fstat(pipe).st_ino == inode:
+            host.write_all(pipe, json.dumps(report).encode() + b"\n")
 
 
 def user_frames(error: BaseException) -> types.TracebackType | None:

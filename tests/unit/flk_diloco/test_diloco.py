@@ -102,6 +102,12 @@ def test_compression(dtype: str, error: float, count: int) -> None:
     assert ((decode(data, dtype, count) - values).abs() <= error * largest * (1 + 1e-6)).all()
 
 
+@pytest.mark.soak
+def test_values_of_more_bytes_than_an_int_of_c_counts() -> None:
+    """Each worker encodes its parameters in fp32 when it begins: these are 536 million."""
+    assert len(encode(torch.zeros(1 << 29), "fp32")) == 1 << 31
+
+
 def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
     assert not decode(encode(torch.zeros(7), "int8"), "int8", 7).any()
     assert decode(encode(torch.tensor([1e9]), "fp16"), "fp16", 1).item() == pytest.approx(1e9, rel=2**-11)

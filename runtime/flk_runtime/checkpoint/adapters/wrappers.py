@@ -67,8 +67,7 @@ def is_sharded(value: Any) -> bool:
 
 def local(value: Any) -> torch.Tensor:
     """This rank's share of a tensor, which may be a DTensor; without the gradient."""
-    found: torch.Tensor = value.detach().to_local() if is_sharded(value) else value.detach()
-    return found
+    return cast("torch.Tensor", value.detach().to_local() if is_sharded(value) else value.detach())
 
 
 def user_name(module: nn.Module, name: str) -> str:

@@ -180,8 +180,7 @@ class StorageWriter:
                 raise StorageError(f"waited {timeout:g} s for {awaited}")
             time.sleep(pause)
             pause = min(_LONGEST_POLL, pause * 1.5)
-        value: bytes = self._store.get(key)
-        return value
+        return cast("bytes", self._store.get(key))
 
 
 class _CountedStream(io.RawIOBase):

@@ -229,7 +229,7 @@ class _Server:
             for fd in (stdin, *fds[:2]):
                 os.close(fd)
             os.set_inheritable(fds[2], True)
-            os.environ.update(request["environment"], FLK_REPORT_FD=str(fds[2]))
+            os.environ.update(request["environment"], FLK_REPORT_FD=f"{fds[2]}:{os.fstat(fds[2]).st_ino}")
             os.chdir(request["folder"])
             if not self._fork:
                 # The new interpreter finds the pipe of its report by its number, so it must survive the exec.

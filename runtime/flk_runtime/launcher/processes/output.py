@@ -125,7 +125,7 @@ class Prefixer:
         ``look`` gets each line that begins like an object of JSON; None: nobody looks. ``secrets``, and passwords in
         addresses, are hidden in lines.
         """
-        self._secrets = [each.encode() for each in secrets]
+        self._secrets = [os.fsencode(each) for each in secrets]
         self._look = look
         self._prefix = prefix.encode()
         self._write_lines = write

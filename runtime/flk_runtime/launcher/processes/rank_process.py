@@ -52,7 +52,10 @@ def run(command: Sequence[str]) -> int:
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     observer.start()
     try:
-        _count_steps()
+        if module := sys.modules.get(optimizer_steps.MODULE):
+            optimizer_steps.count(module)
+        else:  # from the script's import of torch on
+            sys.meta_path.insert(0, _AfterImport(optimizer_steps.MODULE, optimizer_steps.count))
         _run(command)
     except SystemExit as exit_:
         return _exit_code(exit_, reports=os.getpid() == rank)
@@ -107,14 +110,6 @@ def _hook() -> Any:
     while inspect.isfunction(hook) and str(hook.__module__).partition(".")[0] == "torch":
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return hook
-
-
-def _count_steps() -> None:
-    """Count the steps of optimizers, from the script's import of torch on."""
-    if module := sys.modules.get(optimizer_steps.MODULE):
-        optimizer_steps.count(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(optimizer_steps.MODULE, optimizer_steps.count))
 
 
 class _AfterImport:

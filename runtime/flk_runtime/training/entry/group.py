@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flk_runtime.contract import VERSION
-from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import RankReport, exchange_reports, report
@@ -38,7 +38,7 @@ def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]
             'would train in it too: put all that trains behind if __name__ == "__main__":, or start the process by '
             'fork, as with DataLoader(multiprocessing_context="fork")'
         )
-    rank_info = discover()
+    rank_info = process_group.place()
     progress.own_page().phase = Phase.RENDEZVOUS
     owns_group = not dist.is_initialized()
     options = RunOptions.read(rank_info, given)

@@ -66,7 +66,7 @@ for name, script in cases.items():
             os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
         report = os.open(f"{name}.report", os.O_WRONLY | os.O_CREAT)
         os.set_inheritable(report, True)
-        os.environ["FLK_REPORT_FD"] = str(report)
+        os.environ["FLK_REPORT_FD"] = f"{report}:{os.fstat(report).st_ino}"
         exec(script, {"__name__": "__main__"})
         break
     open(f"{name}.code", "w").write(str(os.waitstatus_to_exitcode(os.wait()[1])))

@@ -104,13 +104,13 @@ def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
 def test_secrets_are_hidden_in_lines_however_their_bytes_were_read() -> None:
     written: list[bytes] = []
     seen: list[bytes] = []
-    prefixer = output.Prefixer("> ", written.append, look=seen.append, secrets=["canary-7f3b"])
-    for chunk in (b'{"token": "cana', b'ry-7f3b"}\nlogin with canary-7f3b at postgres://me:pa', b"ss@db/runs"):
+    prefixer = output.Prefixer("> ", written.append, look=seen.append, secrets=["canary-7f3b", "\udcffkey"])
+    for chunk in (b'{"token": "cana', b'ry-7f3b"}\nlogin with canary-7f3b, \xffkey at postgres://me:pa', b"ss@db/runs"):
         prefixer.feed(chunk)
     prefixer.end()
-    assert b"".join(written) == b'> {"token": "***"}\n> login with *** at postgres://me:***@db/runs\n'
+    assert b"".join(written) == b'> {"token": "***"}\n> login with ***, *** at postgres://me:***@db/runs\n'
     assert seen == [b'{"token": "***"}']
-    assert prefixer.tail == '{"token": "***"}\nlogin with *** at postgres://me:***@db/runs'
+    assert prefixer.tail == '{"token": "***"}\nlogin with ***, *** at postgres://me:***@db/runs'
 
 
 def test_the_rest_of_a_pipe_is_bounded_if_another_process_writes_without_end() -> None:
