@@ -317,6 +317,11 @@ with group():
             refused("backward after a loop over micro-batches", lambda: run.backward(loss()))
     with init("none") as run:
         model, optimizer = build()
+        with torch.no_grad():
+            list(run.loader(Words(range(3)), 1))  # an evaluation, of whose step one rank has more than the other
+        own = torch.ones((), requires_grad=True)  # a batch that the script has drawn itself
+        run.backward(own)
+        assert own.grad == 1
         loader = run.loader(Words(), 1, accumulate=2)
         for _ in parts_of(run, loader):
             refused("needs a model of parallelize", lambda: run.backward(loss_of(model, inputs[:1], targets[:1]), 1))

@@ -354,6 +354,8 @@ numbers = [10 * file + number for file in range(10) for number in range(4)]
 assert everywhere(run.loader(Files(range(10)), 4)) == numbers
 for stream in (Files(range(r, 10, W)), Files(range(10), own=True)):
     refused("is not the same on all ranks", lambda: list(run.loader(stream, 4)))
+orders = [[number for (batch,) in run.loader(data, 4) for number in batch.tolist()] for _ in range(2)]
+assert orders[0] != orders[1] and everywhere(batch for (batch,) in run.loader(data, 4, name="third")) == list(range(40))
 sampler = WeightedRandomSampler([1.0] * 20 + [0.0] * 20, 30)
 found = everywhere(batch for (batch,) in run.loader(data, 4, sampler=sampler))
 assert len(found) == 30 and max(found) < 20

@@ -188,6 +188,44 @@ def test_what_a_loop_cannot_keep_is_refused_by_name(ranks: Ranks, tmp_path: Path
         assert words in text
 
 
+ALONE = """
+    import os, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    place = os.environ["FOLDER"]
+    with flk.adopt(checkpoint=place, save_every=3, log_every=0, model=model, optimizer=optimizer) as loop:
+        loader = loop.loader(torch.arange(24.0)[:, None], 2, mesh=mesh["dp"], shuffle=False)
+        mine = iter(loader) if loop.rank == 0 else None
+        while loop.steps < 12:
+            batch = next(mine) if mine else torch.empty(2, 1)
+            dist.broadcast(batch, 0)
+            assert batch.flatten().tolist() == [2 * loop.steps, 2 * loop.steps + 1]
+            optimizer.zero_grad(), model(batch).mean().backward(), optimizer.step()
+            loop.step()
+            number = torch.tensor(float(loop.rank))
+            dist.all_reduce(number)
+            assert number == 1
+            if loop.steps == 7 and "STOP" in os.environ:
+                loop.abandon()
+                break
+    print("end", loop.steps)
+"""
+
+
+def test_a_rank_may_draw_batches_alone_and_send_them_to_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    for environment, steps in (({"STOP": "yes"}, 7), ({}, 12)):
+        assert [rank.lines[-1] for rank in ranks(ALONE, 2, {"FOLDER": str(tmp_path), **environment})] == [
+            f"end {steps}"
+        ] * 2
+
+
 FAULTS = """
     import os, time, torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

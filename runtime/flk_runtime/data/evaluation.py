@@ -42,7 +42,6 @@ class EvaluationLoader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        self._loader.rewind()
         with own_page().during(Phase.EVALUATING):
             for batch in self._loader:
                 heartbeat()

@@ -8,11 +8,12 @@ whole stream and keeps its own elements, unless it has shards: see `reader`. The
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
+import torch
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from flk_runtime.data.loader import EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
@@ -20,8 +21,8 @@ from flk_runtime.data.reader import MarkedShare, ShareReader, count_shards, is_h
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
-# Libraries whose datasets split themselves over ranks and workers.
-_SPLIT_THEMSELVES = {"webdataset", "streaming", "litdata"}
+# Modules of libraries whose datasets split themselves over ranks and workers. A script may have its own streaming.py.
+_SPLIT_THEMSELVES = ("webdataset.", "streaming.base.", "litdata.")
 
 
 class IterableLoader(EpochLoader):
@@ -57,12 +58,7 @@ class IterableLoader(EpochLoader):
         pin = context.device.type == "cuda" and workers > 0  # else a collate_fn may have moved the batch
         batches: dict[str, Any] = {"pin_memory": pin, "generator": self._generator, **options, "collate_fn": collate}
 
-        def make_source() -> Iterable[Any]:
-            if workers > 1 and self._reader.is_divided:
-                return _from_workers(self._reader, workers, batches)
-            return DataLoader(self._reader, batch_size=None, num_workers=min(workers, 1), **batches)
-
-        self._make_source = make_source
+        self._make_source = partial(_read, self._reader, workers, batches)
         self._is_compared = context.world_size == 1
         self._is_iterator = isinstance(dataset, Iterator)
         self._is_left = False  # the latest loop has not come to the end of its epoch
@@ -130,8 +126,7 @@ class IterableLoader(EpochLoader):
     def _too_few(self, samples: int) -> str:
         is_over = self.epoch or (self._is_iterator and not samples)
         hint = ": an iterator can be iterated over only once; pass an iterable" if is_over else ""
-        drops = self._context.options.drop_last
-        least = f"a step of {self._step_size}" if drops else f"{self._world_size} ranks"
+        least = f"a step of {self._step_size}" if self._context.options.drop_last else f"{self._world_size} ranks"
         return f"{self.name}: epoch {self.epoch} of the data has too few samples, {samples}, for {least}{hint}"
 
     def gather(self) -> None:
@@ -175,17 +170,18 @@ class IterableLoader(EpochLoader):
             )
 
 
-def _from_workers(reader: ShareReader, workers: int, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Shares of a reader whose workers read parts of their own, each worker in turn. ``options``: of DataLoader.
+def _read(reader: ShareReader, workers: int, options: Mapping[str, Any]) -> Iterator[Any]:
+    """The shares of a reader. Workers that read parts of their own give one in turn. ``options``: of DataLoader.
 
     Each has a DataLoader of its own, as the only worker: a dataset that splits itself over the workers of a DataLoader
     would leave out the elements of the others.
     """
     begin = options.get("worker_init_fn")
     running = []
-    for number in range(workers):
-        named = {"num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)}
-        running.append(iter(DataLoader(reader.of_worker(number), batch_size=None, **{**options, **named})))
+    for number in range(max(1, workers) if reader.is_divided else 1):
+        named = {"num_workers": min(workers, 1), "worker_init_fn": begin and partial(_begin_worker, begin, number)}
+        with torch.device("cpu"):  # as in EpochLoader._timed: DataLoader draws its seed on the default device
+            running.append(iter(DataLoader(reader.of_worker(number), batch_size=None, **{**options, **named})))
     while running:
         for worker in list(running):
             share = next(worker, None)
@@ -196,7 +192,12 @@ def _from_workers(reader: ShareReader, workers: int, options: Mapping[str, Any])
 
 
 def _begin_worker(begin: Callable[[int], None], number: int, _: int) -> None:
-    """Call the script's ``worker_init_fn`` with the number of a worker among all."""
+    """Call the script's ``worker_init_fn`` with the number of a worker among all.
+
+    It finds its own dataset in torch.utils.data.get_worker_info(), which it may change, and not the reader of flk.
+    """
+    info: Any = get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # an info refuses other assignments
     begin(number)
 
 
@@ -218,9 +219,9 @@ class _Collate:
 
 def _check_not_split(dataset: Any, name: str) -> None:
     """Raise SetupError for a dataset that splits itself over ranks: a second split would lose data."""
-    libraries = {kind.__module__.partition(".")[0] for kind in type(dataset).__mro__}
+    splits = any(kind.__module__.startswith(_SPLIT_THEMSELVES) for kind in type(dataset).__mro__)
     is_part = getattr(dataset, "_distributed", None) is not None and is_hugging_face(dataset)  # split_dataset_by_node
-    if is_part or libraries & _SPLIT_THEMSELVES:
+    if is_part or splits:
         raise SetupError(
             f"{name}: a {type(dataset).__name__} that splits itself over ranks would be split twice and lose data: "
             "pass a whole dataset, or read this one by torch's DataLoader"

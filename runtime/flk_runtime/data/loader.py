@@ -42,7 +42,7 @@ class LoaderOptions:
       `Run.micro_batches`. In an elastic job a step takes ``full_world_size * batch_size * accumulate`` samples, also
       with fewer ranks, unless the job scales its batch: then there are more micro-batches. By default a rank's samples
       of a step are one batch, which is as large as that takes.
-    - ``seed``: of the order. Default: the seed of the run.
+    - ``seed``: of the order. By default the seed of the run decides it, and loaders have different orders.
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
 
@@ -153,6 +153,8 @@ class Iteration:
     at: Position  # after its latest batch, or where it begins
     begun: bool = False
     place: tuple[Any, ...] = ()  # where the script drew its first batch
+    evaluates: bool = False  # begun without gradients, and not by a loop over steps
+    counts: bool = False  # of a loop over steps
 
 
 class EpochLoader:
@@ -178,6 +180,7 @@ class EpochLoader:
         self._generator = torch.Generator()
         self._at = Position()  # after the latest batch
         self._trained = Position()  # after the latest batch with which a step was trained
+        self._start: Position | None = Position()  # of this attempt, until the first loop over epochs or steps
         self._is_resumed = False  # no step has been trained since the position was restored
         self._open: list[Iteration] = []  # iterations that have begun to give batches, and are not over
         self._latest: Iteration | None = None
@@ -210,7 +213,7 @@ class EpochLoader:
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(at)
+        self._latest = Iteration(at, evaluates=not (rest or torch.is_grad_enabled()), counts=rest)
         self._settle()
         return self._latest
 
@@ -280,7 +283,9 @@ class EpochLoader:
         opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
         self._places.add(self._trainer.place)
-        self._trained, self._is_resumed = self._trainer.at, False
+        at, self._is_resumed = self._trainer.at, False
+        # An evaluation that was left is over, and begins anew after a restart too.
+        self._trained = Position(at.epoch + 1) if self._trainer.evaluates and not self.is_in_loop else at
         others, self._others = self._others, {giver for giver in opened if giver is not self._trainer}
         return not others.isdisjoint(self._others)
 
@@ -324,22 +329,18 @@ class EpochLoader:
                 "give the loader another name="
             )
         self._seed, self.is_trained, self._is_resumed = state["seed"], state["trained"], True
-        self._at = self._trained = Position(state["epoch"], state["consumed"], self._data_of(state))
+        self._at = self._trained = self._start = Position(state["epoch"], state["consumed"], self._data_of(state))
 
     def _data_of(self, state: Mapping[str, Any]) -> Any:
         """The data of the position in a state. Raises CheckpointError if they are of other data."""
         raise NotImplementedError
-
-    def rewind(self) -> None:
-        """Go to the beginning of epoch 0."""
-        self._at = self._trained = Position()
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of ``count``, from the current one on.
 
         If the caller breaks out of an epoch, that epoch is over. After the last one the run is saved.
         """
-        self._context.events.is_counted = True
+        self._count()
         while (epoch := self._trained.epoch) < count:
             yield epoch
             self._at = self._trained = Position(epoch + 1)
@@ -352,7 +353,7 @@ class EpochLoader:
         `Run.step` counts the steps. After the last one the run is saved. A later loop goes on in the same epoch.
         """
         events = self._context.events
-        events.is_counted = True
+        self._count()
         events.begin_steps(count)
         while events.steps_done() < count:
             for batch in self._iterate(self._begin(rest=True)):
@@ -361,6 +362,13 @@ class EpochLoader:
                     break
             events.end_step()
         events.end()
+
+    def _count(self) -> None:
+        """Begin a loop over epochs or steps: iterations before it in which no step was trained take nothing from it."""
+        self._context.events.is_counted = True
+        if self._start and not self._trainer:
+            self._at, self._trained, self._is_resumed = self._start, self._start, True
+        self._start = None
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and add to `waited` the time that they take."""
@@ -392,10 +400,11 @@ class EpochLoader:
         return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)
 
     def _end_epoch(self, iteration: Iteration) -> None:
-        """Go to the beginning of the next epoch, unless another iteration trains."""
+        """Go to the beginning of the next epoch, unless another iteration trains or this one takes nothing."""
         self._context.events.leave(self, at_end=True)
         self._at = Position(self._at.epoch + 1)
-        if iteration is self._trainer or len(self._open) == 1:
+        # Beside a loop over epochs or steps, an iteration in which no step was trained takes nothing.
+        if iteration is self._trainer or (len(self._open) == 1 and (self._start or iteration.counts)):
             self._trained, self._givers, self._is_resumed = self._at, [], False
 
 

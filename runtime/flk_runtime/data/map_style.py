@@ -7,6 +7,7 @@ interruption can be divided among any number of ranks. torch's DataLoader does t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
@@ -67,12 +68,16 @@ class Loader(EpochLoader):
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
         self._drawn = _drawn_orders(of_torch, context, len(dataset))
+        self._is_batched = self._drawn is not None and self._drawn.batched  # a position counts batches, not samples
+        # The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined.
+        self._least_rest = 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
         self._samples = len(dataset)  # of the current epoch
         if not self._drawn:
             self._check_size("dataset", self._samples)
-        self._source: DataLoader[Any] = DataLoader(
+        self._make_source = partial(
+            DataLoader,
             dataset,
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
@@ -80,6 +85,7 @@ class Loader(EpochLoader):
             # Without workers, collate_fn may move the batch to the device, which cannot be pinned.
             **{"pin_memory": context.device.type == "cuda" and of_torch.get("num_workers", 0) > 0, **of_torch},
         )
+        self._source = self._make_source()
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank. Raises TypeError for a sampler without a length."""
@@ -96,7 +102,8 @@ class Loader(EpochLoader):
             )
         epoch_order = self._epoch_order()
         digest = epoch_order.digest if isinstance(epoch_order, SampledOrder) else None
-        collated = self._timed(self._source)
+        # Workers that stay are those of one iteration: one beside it, such as a look at a batch, has its own.
+        collated = self._timed(self._source if len(self._open) == 1 else self._make_source())
         self._seed_workers()
         for step, parts in self._plan(epoch_order.length):
             self._draw(iteration)  # before the batch: reading it may draw random numbers
@@ -141,16 +148,6 @@ class Loader(EpochLoader):
         if length < least:
             unit = "a step of all ranks takes" if drops else "there are ranks"
             raise SetupError(f"{self.name}: the {what} has {length} samples, fewer than {unit} ({least})")
-
-    @property
-    def _is_batched(self) -> bool:
-        """Whether a position is that of a batch, which a sampler made, and not of a sample."""
-        return self._drawn is not None and self._drawn.batched
-
-    @property
-    def _least_rest(self) -> int:
-        """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
-        return 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
 
     def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
         """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""

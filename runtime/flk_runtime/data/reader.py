@@ -183,7 +183,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         workers: int = 0,
         shards: int = 1,
     ) -> None:
-        self._dataset, self._rank, self._world_size = dataset, rank, world_size
+        self.dataset, self._rank, self._world_size = dataset, rank, world_size
         self._step_size, self._drop_last = step_size, drop_last
         self._own_size = len(shard_range(step_size, rank, world_size))  # elements of this rank in a full step
         self._shards = shards
@@ -206,7 +206,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         """The mark of the first share, read once more by a copy; -1 if that fails."""
         twin = copy.copy(self)
         try:
-            twin._dataset = copy.copy(self._dataset)
+            twin.dataset = copy.copy(self.dataset)
             return next(iter(twin))[1]
         except Exception:  # of any kind: a dataset may be read once at a time
             return -1
@@ -243,7 +243,7 @@ class ShareReader(IterableDataset[MarkedShare]):
 
     def start_of(self, state: Mapping[str, Any]) -> ReadState:
         """The state of a `state_dict`. Raises CheckpointError for one of other data."""
-        kind = type(self._dataset).__name__
+        kind = type(self.dataset).__name__
         if len(state["parts"]) > 1 and state["shards"] != self._shards:
             raise MismatchError(
                 f"the checkpoint is of a stream with {state['shards']} shards, and this {kind} has {self._shards}: "
@@ -274,8 +274,8 @@ class ShareReader(IterableDataset[MarkedShare]):
         self, seed: int, epoch: int, parts: int, part: int, state: PartState
     ) -> tuple[Iterator[Any], Callable[[], Any]]:
         skip, _, data = state
-        rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, 0 if data is None else skip))
-        dataset = part_of(self._dataset, part, parts, epoch)
+        rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part))
+        dataset = part_of(self.dataset, part, parts, epoch)
         if data is not None:
             dataset = copy.copy(dataset)  # the given dataset starts the next epoch from its beginning
             dataset.load_state_dict(data)

@@ -39,7 +39,8 @@ class DrawnOrders:
 
     def __init__(self, sampler: Iterable[Any], name: str, *, batched: bool, samples: int) -> None:
         """``samples``: of the dataset. Raises SetupError for a sampler that splits the data over the ranks."""
-        if getattr(sampler, "num_replicas", 1) != 1:
+        # A batch sampler has the sampler of its indices.
+        if any(getattr(each, "num_replicas", 1) != 1 for each in (sampler, getattr(sampler, "sampler", None))):
             raise SetupError(
                 f"{name}: a {type(sampler).__name__} splits the data over the ranks, and the loader splits it again: "
                 "leave it out, or pass the sampler of one process"
@@ -68,7 +69,8 @@ class DrawnOrders:
         if digest not in (None, order.digest):
             raise SetupError(
                 f"{self._name}: the {type(self._sampler).__name__} gives another order in epoch {epoch} than before "
-                "the restart, so samples would come twice or never: seed its own random generator"
+                "the restart, so samples would come twice or never: resume with the same sampler, and seed its own "
+                "random generator"
             )
         self._latest = order
         return order
@@ -77,9 +79,8 @@ class DrawnOrders:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
         with rng.OwnNumbers(rng.derive_seed("sampler", seed, epoch)).used():
-            entries: list[Any] = [*islice(self._sampler, self._most + 1)]
-            if self.batched:
-                entries = [list(batch) for batch in entries]
+            # A sampler may fill the same list again for the next batch, so each is copied.
+            entries = [list(entry) if self.batched else entry for entry in islice(self._sampler, self._most + 1)]
         if len(entries) > self._most:
             raise SetupError(
                 f"{self._name}: the {type(self._sampler).__name__} has given more than {self._most} entries in an "

@@ -112,7 +112,8 @@ class Loop(Training):
         whose ``parts`` are the micro-batches of a step.
         """
         of_flk = {key: options.pop(key) for key in LoaderOptions.__dataclass_fields__ if key in options}
-        return self._batches.make_loader(dataset, LoaderOptions(batch_size, **of_flk, of_torch=options), _part(mesh))
+        part = None if mesh is None else (int(mesh.get_local_rank()), int(mesh.size()))
+        return self._batches.make_loader(dataset, LoaderOptions(batch_size, **of_flk, of_torch=options), part)
 
     def step(
         self,
@@ -136,7 +137,7 @@ class Loop(Training):
         """
         self._check_open("step")
         batches = self._batches
-        draws, own = batches.draws, batches.take_samples()
+        own, draws = batches.take_samples()
         self._steps.record(
             loss,
             values,
@@ -160,13 +161,6 @@ def _joined(thing: Any) -> Any:
     """A list of modules as the parts of one model; any other object as it is."""
     is_list = isinstance(thing, list | tuple) and thing and all(isinstance(part, nn.Module) for part in thing)
     return Parts(thing) if is_list else thing
-
-
-def _part(mesh: Any) -> tuple[int, int] | None:
-    """This rank's coordinate in one dimension of a DeviceMesh, and the size of the dimension; None without a mesh."""
-    if mesh is None:
-        return None
-    return int(mesh.get_local_rank()), int(mesh.size())
 
 
 def _described(objects: dict[str, Any]) -> dict[str, str]:

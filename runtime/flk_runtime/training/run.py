@@ -200,7 +200,7 @@ class Run(Training):
         batches = self._batches
         if not self._steps.began:
             batches.say_if_data_begin_anew()
-        draws, samples = batches.draws, batches.take_samples()
+        samples, draws = batches.take_samples()
         self._steps.record(loss, values, samples=samples, draws=draws, epoch=batches.epoch)
 
     def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:

@@ -80,15 +80,12 @@ class Saves:
 
     def save(self, steps: int, *, wait: bool = False) -> None:
         """Save the state after ``steps`` steps, if there is a place and a model. Collective."""
-        if not self.manager.can_save:
-            if wait:
-                self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
-            return
-        self.manager.save(steps)
-        self._place.saved_by = "training"
-        self.due = 0
+        if self.manager.can_save:
+            self.manager.save(steps)
+            self._place.saved_by = "training"
+            self.due = 0
         if wait:
-            self.manager.wait(together=True)
+            self.manager.wait(together=True)  # raises too if there is a place, and it takes nothing
 
     def save_after_step(self, before: int, steps: int) -> bool:
         """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.

@@ -29,6 +29,7 @@ from flk_runtime.data import (
 from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.preflight.bootstrap import compare_options, compares
+from flk_runtime.system import rng
 from flk_runtime.system.bits import is_compared
 from flk_runtime.training.context import RunContext
 from flk_runtime.training.lines import Metrics
@@ -47,11 +48,12 @@ class Batches(LoaderEvents):
     def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
-        self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
+        self.parts = context.world_size
+        """The number of parts of the data: of ranks that get different batches."""
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
-        """This rank's share of the step of the latest batch; where loaders gave none, all ranks count alike."""
+        """This rank's share of the step of the latest batch of the training; without one, all ranks count alike."""
         # Of the loaders that have been read since the last step, except for evaluations: without gradients.
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
@@ -65,6 +67,7 @@ class Batches(LoaderEvents):
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
         self._ending: list[EpochLoader] = []  # their next batches end the step that is open
+        self._draws_apart = False  # no loader has given a batch to all ranks, in the latest step that they compared
         self._steps_taken = 0  # in this attempt
         self._thread = threading.get_ident()  # of the training
 
@@ -79,8 +82,10 @@ class Batches(LoaderEvents):
         name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
         if options.name and isinstance(manager.get(name), EpochLoader):
             raise SetupError(f"a loader named {name!r} was made before: make it once, and {_LOOP}")
+        # Two loaders of the same data have different orders, as two of torch's.
+        seed = rng.derive_seed("loader", context.options.seed, name) if self._count else context.options.seed
         self._count += 1
-        number, parts = part or self._part
+        number, parts = part or (context.rank, self.parts)
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
         if options.batch_size is None:
             full *= setting(user_env.STANDS_FOR)  # one process has the batches of all these ranks
@@ -89,12 +94,17 @@ class Batches(LoaderEvents):
             number,
             parts,
             context.options.device,
-            context.options.seed if options.seed is None else options.seed,
+            seed if options.seed is None else options.seed,
             name,
             events=self,
             full_world_size=full if part is None else parts,
         )
         if context.workers > 1:
+            if {"sampler", "batch_sampler"} & options.of_torch.keys():
+                raise SetupError(
+                    f"{name!r}: a sampler chooses from all data, of which each worker of strategy diloco has a part: "
+                    "leave it out, or pass a dataset of what it chooses"
+                )
             dataset = share_of_worker(dataset, context.worker, context.workers)
         shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
         _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
@@ -107,21 +117,18 @@ class Batches(LoaderEvents):
     def make_evaluation(self, dataset: Any, options: LoaderOptions) -> EvaluationLoader:
         """A loader as `Run.evaluation` describes it. Collective."""
         context = self._context
-        loader_context = LoaderContext(options, *self._part, context.options.device, context.options.seed, "evaluation")
+        loader_context = LoaderContext(
+            options, context.rank, self.parts, context.options.device, context.options.seed, "evaluation"
+        )
         _compare("evaluation", dataset, options, {})
         return EvaluationLoader(dataset, loader_context)
-
-    @property
-    def parts(self) -> int:
-        """The number of parts of the data: of ranks that get different batches."""
-        return self._part[1]
 
     def epoch(self) -> int | None:
         """The epoch of the loader that gave the latest batch; None if there was none."""
         return self._loader.epoch if self._loader else None
 
-    def take_samples(self) -> int:
-        """The number of samples that all ranks have got since the last call, which counts a step.
+    def take_samples(self) -> tuple[int, bool]:
+        """The samples that all ranks have got since the last call, which counts a step, and whether its end is a draw.
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
@@ -142,17 +149,17 @@ class Batches(LoaderEvents):
                     "make a loader for each, with a seed= of its own"
                 )
         self._given.clear()
-        self._choose_ending(used)
-        self.draws = False
+        draws, self.draws = self._choose_ending(used) and self.draws, False
         self._used_before, self._used = used or self._used_before, None
         samples, self._samples, self._step_ended = self._samples, 0, True
-        return samples
+        return samples, draws
 
-    def _choose_ending(self, used: list[EpochLoader]) -> None:
-        """Choose the loaders that all ranks train with: of those in use, a single rank may have looked at others.
+    def _choose_ending(self, used: list[EpochLoader]) -> bool:
+        """Choose the loaders that all ranks train with, and return whether their next draws may end this step.
 
-        Now and then the ranks compare them, and the orders that samplers have given: after the same steps on all
-        ranks, whatever each has looked at.
+        Of those in use, a single rank may have looked at others, or draw alone what it sends to other ranks. Now and
+        then the ranks compare them, and the orders that samplers have given: after the same steps on all ranks,
+        whatever each has looked at.
         """
         looping = [loader for loader in used if loader.is_in_loop] or used
         trained = [loader for loader in looping if loader in self._ending] or looping
@@ -161,7 +168,9 @@ class Batches(LoaderEvents):
             of_ranks = process_group.all_gather({loader.name: loader.mark for loader in trained})
             compare_orders(of_ranks)
             trained = [loader for loader in trained if all(loader.name in names for names in of_ranks)]
+            self._draws_apart = not trained and any(of_ranks)
         self._ending = list({*self._ending, *trained}) if self._steps.is_open else trained
+        return not self._draws_apart
 
     def say_if_data_begin_anew(self) -> None:
         """Before the first step after a restart, say if the script reads its data without a loader that is saved."""
@@ -229,12 +238,11 @@ class Batches(LoaderEvents):
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
-        self.latest = share
         self._unused[loader] += 1
         self._given.add(loader)
         self.draws |= self._is_in_training()
         if torch.is_grad_enabled() or loader in self._in_use:
-            self._in_use[loader] = share
+            self._in_use[loader] = self.latest = share
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
         self._samples += share.samples

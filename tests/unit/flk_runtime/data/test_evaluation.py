@@ -61,6 +61,12 @@ def test_options_that_say_what_happens_anyway_are_taken(data: Any) -> None:
     assert [batch.tolist() for batch, _ in loader] == [[1, 2], [3]]
 
 
+def test_each_loop_has_random_numbers_of_its_own_in_workers() -> None:
+    """As for a mean over several augmentations of the same data."""
+    loader = evaluation([1, 2], 0, 1, 2, num_workers=1, collate_fn=lambda _: torch.rand(()).item())
+    assert len({value for _ in range(2) for value, _ in loader}) == 2
+
+
 def test_a_loop_is_a_phase_of_its_own_and_each_batch_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     page = ProgressPage.private()
     for module in ("flk_runtime.data.evaluation", "flk_runtime.shared.progress"):

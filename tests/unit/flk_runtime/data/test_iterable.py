@@ -222,6 +222,20 @@ def test_a_dataset_s_own_state_is_used() -> None:
         one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 
 
+class Reordered(Stateful):
+    """It shuffles by a global random generator, and has a state of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(random.sample(range(23), 23).__getitem__, super().__iter__())
+
+
+def test_a_dataset_with_a_state_that_shuffles_goes_on_in_its_order() -> None:
+    stream = one(Reordered())
+    begun = values(itertools.islice(stream, 3))
+    stream.load_state_dict(stream.state_dict())
+    assert sorted(begun + values(stream)) == list(range(23))
+
+
 @pytest.mark.parametrize("buffer", [0, 5])
 def test_a_hugging_face_stream_resumes_from_its_own_state_unless_that_would_lose_elements(buffer: int) -> None:
     datasets = pytest.importorskip("datasets", reason="needs datasets from PyPI")
@@ -253,12 +267,15 @@ def test_collate_and_other_options_of_the_data_loader() -> None:
     assert next(iter(one(({"n": n} for n in range(5)), batch_size=5)))["n"].tolist() == [0, 1, 2, 3, 4]
     assert list(one(iter(range(4)), collate_fn=sum)) == [6]
     assert [len(batch) for batch in one(range(10).__iter__(), drop_last=True)] == [4, 4]
+    info: Any = get_worker_info  # with the dataset of the script
+    assert values(one(Listed([1]), num_workers=2, worker_init_fn=lambda _: info().dataset.elements.append(2))) == [1, 2]
 
 
 def test_what_has_an_index_is_loaded_by_index() -> None:
     assert isinstance(one([1, 2, 3]), Loader)
     assert isinstance(one(range(10)), Loader)
     assert not isinstance(one({1, 2, 3}), Loader)
+    assert values(one(type("Own", (Numbers,), {"__module__": "streaming"})(5))) == list(range(5))  # no library's
 
 
 def test_what_is_refused() -> None:
@@ -426,7 +443,8 @@ def test_workers_read_shards_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
         found = [number for batch in stream for number in batch]
         assert sorted(number % 100_000 for number in found) == list(Shards(*sizes))
         assert len({number // 100_000 for number in found}) == workers
-    undisturbed = list(one(Shards(*sizes), num_workers=workers, collate_fn=list))
+    with torch.device("meta"):  # a script may set the default device
+        undisturbed = list(one(Shards(*sizes), num_workers=workers, collate_fn=list))
     left = one(Shards(*sizes), num_workers=workers, collate_fn=list)
     begun = [batch for _, batch in zip(range(3), left, strict=False)]
     resumed = one(Shards(*sizes), num_workers=workers, collate_fn=list)

@@ -180,9 +180,10 @@ def test_each_iteration_begins_an_epoch_as_in_torch(swapped: bool, is_held: bool
     assert len(set(first)) > 4  # of the long one too, each epoch has an order of its own
 
 
-def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs() -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs(options: dict[str, Any]) -> None:
     run = Counted()
-    one = loader(8, events=run)
+    one = loader(8, events=run, **options)
     for _ in range(2):
         next(iter(one))
     seen = []
@@ -196,6 +197,28 @@ def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs(
     for epoch in range(2):
         assert sorted(x for number, batch, _ in seen for x in batch if number == epoch) == list(range(8))
     assert {tuple(next(iter(one))[0].tolist()) for _ in range(6)} == {tuple(next(iter(one))[0].tolist())}
+
+
+def test_whole_iterations_in_which_nothing_is_trained_take_no_epoch_and_no_rest_of_one() -> None:
+    run, seen = Counted(), list[Any]()
+    one = loader(8, events=run)
+    for attempt in (1, 2):  # the first one ends after a step
+        numbers(one)  # the loss before the training, say
+        for epoch in itertools.islice(one.epochs(2), attempt):
+            numbers(one)  # and in each epoch
+            for (batch,) in itertools.islice(one, attempt):
+                seen += [(epoch, number) for number in batch.tolist()]
+                train(run, one)
+        one = resumed(one, 8)
+    assert sorted(seen) == [(epoch, number) for epoch in range(2) for number in range(8)]
+
+
+def test_an_evaluation_that_was_left_begins_anew_after_a_restart() -> None:
+    val = loader(20, events=(run := Counted()))
+    with torch.no_grad():
+        next(iter(val))
+    train(run, val)  # with the batch of another loader
+    assert sorted(numbers(resumed(val, 20))) == list(range(20))
 
 
 def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:

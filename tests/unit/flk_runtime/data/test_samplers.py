@@ -97,13 +97,17 @@ def test_a_batch_of_a_sampler_is_a_micro_batch_and_stays_whole() -> None:
     assert [len(batch[0]) for batch in Loader(DATA, loader_context(None, batch_sampler=batches))] == [
         *map(len, batches)
     ]
+    same = [0]  # filled again for each batch
+    assert [
+        batch.tolist() for (batch,) in Loader(DATA, loader_context(None, batch_sampler=(same for same[0] in range(3))))
+    ] == [[0], [1], [2]]
 
 
 def test_samplers_that_would_lose_samples_are_refused() -> None:
-    with pytest.raises(
-        SetupError, match="a DistributedSampler splits the data over the ranks, and the loader splits it"
-    ):
-        Loader(DATA, loader_context(4, 0, 2, sampler=DistributedSampler(DATA, 2, 0)))
+    split = DistributedSampler(DATA, 2, 0)
+    for options in ({"sampler": split}, {"batch_sampler": BatchSampler(split, 4, drop_last=False)}):
+        with pytest.raises(SetupError, match="Sampler splits the data over the ranks, and the loader splits it"):
+            Loader(DATA, loader_context(4 if "sampler" in options else None, 0, 2, **options))
     one = loader("own generator", 0, 1)
     next(iter(one))
     other = Loader(DATA, loader_context(4, sampler=RandomSampler(DATA, generator=torch.Generator().manual_seed(4))))

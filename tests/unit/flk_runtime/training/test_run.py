@@ -13,6 +13,7 @@ from torch import nn
 
 from flk_runtime.checkpoint import CheckpointOptions, open_checkpoints
 from flk_runtime.contract.record import SOURCES
+from flk_runtime.data import LoaderOptions
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import ProgressPage
@@ -160,6 +161,13 @@ def test_a_first_step_after_a_restart_without_a_batch_of_a_loader_is_told() -> N
         batches._saves.manager.source, batches._saves.manager.keeps_iterable = source, keeps
         batches.say_if_data_begin_anew()
     assert ["script's own data is in no checkpoint" in each for each in said] == [True]
+
+
+def test_a_sampler_chooses_from_more_than_a_worker_of_diloco_has() -> None:
+    with pytest.raises(SetupError, match="of which each worker of strategy diloco has a part"):
+        Batches(MagicMock(workers=2, world_size=1), MagicMock(), MagicMock(), MagicMock()).make_loader(
+            range(4), LoaderOptions(2, of_torch={"sampler": [1, 2]})
+        )
 
 
 def test_loaders_read_together_after_a_resume_go_on_with_the_random_numbers_of_the_first() -> None:
