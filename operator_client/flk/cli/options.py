@@ -123,8 +123,8 @@ def job_names(context: typer.Context) -> list[str]:
     from flk.user.commands import Connection
 
     try:
-        connection = Connection(kubeconfig=str(_chosen(context, "kubeconfig") or ""))
-        set_connection_options(ConnectionOptions(connection, request_timeout=COMPLETION_TIMEOUT))
+        kubeconfig, user = (str(_chosen(context, name) or "") for name in ("kubeconfig", "as_user"))
+        set_connection_options(ConnectionOptions(Connection("", kubeconfig, user), COMPLETION_TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
         items = client.list_jobs(metadata_only=True)
     except FlkError:

@@ -39,14 +39,17 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
         user = unquote(urllib3.util.parse_url(proxy).auth or "")
         return urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=user or None), **options)
     except (HTTPError, ValueError):
-        problem = f"the proxy of context {context.name} is not an address of HTTP"
-        raise NoConfigError(problem, hint=shown_by_kubectl()) from None
+        own = context.cluster.get("proxy-url")
+        raise NoConfigError(
+            f"the proxy of {f'context {context.name}' if own else 'the environment'} is not an address of HTTP",
+            hint=shown_by_kubectl() if own else "$HTTPS_PROXY has it; flk speaks HTTP to proxies, and not SOCKS",
+        ) from None
 
 
 def cluster_key(context: Context) -> str:
     """Return what tells the cluster of a context from others in names of files, also from one that had its address."""
     try:
-        authority = _content(context.cluster, "certificate-authority")
+        authority = content(context.cluster, "certificate-authority")
     except (OSError, ValueError):
         authority = b""  # the connection says what is wrong with it
     named = [str(context.cluster.get(key) or "") for key in ("proxy-url", "tls-server-name")]
@@ -57,8 +60,9 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
     cluster = context.cluster
     insecure = bool(cluster.get("insecure-skip-tls-verify"))
     try:
-        authority = _content(cluster, "certificate-authority")
-        tls = ssl.create_default_context(cadata=authority.decode("ascii") if authority else None)
+        authority = content(cluster, "certificate-authority")
+        # Between the certificates of a file are comments, which may have any encoding.
+        tls = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") if authority else None)
         # As kubectl: an intermediate certificate may be trusted, and authorities made by older tools are accepted.
         tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -68,26 +72,30 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
         found = certificate or _client_certificate(context.user)
         if found:
             _load_certificate(tls, *found)
-    except (OSError, ValueError):  # ssl.SSLError is an OSError
-        raise NoConfigError(
-            f"the certificates of context {context.name} cannot be used", hint=shown_by_kubectl()
-        ) from None
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        said = [getattr(error, name, None) for name in ("filename", "strerror")]
+        reason = (": ".join(filter(None, said)) or str(error)).partition(" (_ssl.c:")[0]
+        problem = f"the certificates of context {context.name} cannot be used: {reason}"
+        raise NoConfigError(problem, hint=shown_by_kubectl()) from None
     options: dict[str, Any] = {"ssl_context": tls, "cert_reqs": "CERT_NONE" if insecure else "CERT_REQUIRED"}
-    if cluster.get("tls-server-name") and not insecure:
+    if cluster.get("tls-server-name"):
         options |= dict.fromkeys(("server_hostname", "assert_hostname"), str(cluster["tls-server-name"]))
     return options
 
 
 def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
-    certificate = _content(user, "client-certificate")
-    return (certificate, _content(user, "client-key") or certificate) if certificate else None
+    certificate = content(user, "client-certificate")
+    return (certificate, content(user, "client-key") or certificate) if certificate else None
 
 
-def _content(entry: Mapping[str, Any], key: str) -> bytes:
-    """Return what ``key-data`` holds in base64, or the content of the file that ``key`` names; empty without both."""
+def content(entry: Mapping[str, Any], key: str) -> bytes:
+    """Return what ``key-data`` holds in base64, or the content of the file that ``key`` names; empty without both.
+
+    The base64 may have several lines, as the command of that name writes it.
+    """
     if entry.get(f"{key}-data"):
         try:
-            return base64.b64decode(str(entry[f"{key}-data"]), validate=True)
+            return base64.b64decode("".join(str(entry[f"{key}-data"]).splitlines()), validate=True)
         except binascii.Error as error:
             raise ValueError(str(error)) from None
     return Path(str(entry[key])).read_bytes() if entry.get(key) else b""

@@ -66,8 +66,8 @@ class Access:
         """
         with self._lock:
             if self._credential is not None and self._headers() == refused:
-                name = self.context.name
-                self._take(kubeconfig.load(None if name == kubeconfig.IN_CLUSTER else name))
+                # The service account of a pod is of no file.
+                self._take(kubeconfig.load(self.context.name if self.context.files else None))
                 self._obtain()
 
     def _headers(self) -> urllib3.HTTPHeaderDict:
@@ -103,7 +103,8 @@ def _credential(context: Context, before: Credential | None) -> Credential:
         return _token_file(context, before)
     if user.get("token"):
         return Credential(_bearer(context, str(user["token"])))
-    if user.get("exec"):
+    # As in kubectl, the plugin of a user who has a certificate does not run.
+    if user.get("exec") and not (user.get("client-certificate") or user.get("client-certificate-data")):
         return _from_plugin(context)
     if old := next((key for key in ("auth-provider", "username") if user.get(key)), ""):
         problem = f"the user of context {context.name} has {old}, which flk does not read"
@@ -126,7 +127,7 @@ def _token_file(context: Context, before: Credential | None) -> Credential:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        token = ""
+        token = "" if before else str(context.user.get("token") or "")  # as in kubectl, which reads the file first
     if token:
         return Credential(_bearer(context, token), expires=time.time() + _REREAD)
     if before is not None:
@@ -158,10 +159,12 @@ def _expiration(time_text: Any) -> float:
 
 
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
-    """Return the headers for `as` and `as-groups` of a kubeconfig's user."""
-    user, headers = dict(context.user) if context.is_secure else {}, urllib3.HTTPHeaderDict()
-    chosen = connection_options().connection.user
-    if context.is_secure and chosen:  # as in kubectl: it replaces the kubeconfig's
+    """Return the headers for `as` and `as-groups` of a kubeconfig's user. As in kubectl, they need no encryption.
+
+    They are no credentials: behind `kubectl proxy`, a command without them would act with more rights than it is to.
+    """
+    user, headers = dict(context.user), urllib3.HTTPHeaderDict()
+    if chosen := connection_options().connection.user:  # as in kubectl: it replaces the kubeconfig's
         user["as"] = chosen
     if unread := next((key for key in ("as-uid", "as-user-extra") if user.get(key)), ""):
         problem = f"the user of context {context.name} has {unread}, which flk does not read"

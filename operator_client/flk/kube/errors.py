@@ -86,9 +86,15 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
                 f"the server {context.server} of context {context.name} does not speak TLS",
                 hint=f"check its address and its port: {config_view()}",
             )
+        if " alert " in reason:  # of the server
+            return UnreachableError(
+                f"the API server {context.server} refuses the connection of context {context.name}: {reason}",
+                hint="the client certificate may be missing or have expired: log in to the cluster again",
+            )
         return UnreachableError(
             f"cannot trust the API server {context.server}: {reason}",
-            hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate",
+            hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate, which "
+            "must be for the server's address, or for the kubeconfig's tls-server-name",
         )
     silent = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
     problem = "does not answer" if silent else f"cannot be reached: {_innermost(error)}"
@@ -118,7 +124,7 @@ def is_final(error: HTTPError) -> bool:
     A connection that is closed in the TLS handshake is none of these: a proxy does so while its server is away.
     """
     if isinstance(error, SSLError):
-        return "UNEXPECTED_EOF" not in _innermost(error)
+        return "EOF occurred" not in _innermost(error)
     return isinstance(error, LocationParseError)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flk.errors import NoConfigError
+from flk.kube.connection import content
 from flk.kube.kubeconfig import Context
 from flk_runtime.contract import foreign
 
@@ -32,12 +33,14 @@ def run(context: Context) -> dict[str, Any]:
     plugin may ask questions; what it writes to stderr is shown there, and elsewhere becomes a part of the error.
     """
     plugin = context.user["exec"]
-    plugin = plugin if isinstance(plugin, dict) else {}
     command, version = str(plugin.get("command") or ""), str(plugin.get("apiVersion") or "")
 
-    def failure(reason: str) -> NoConfigError:
+    def failure(reason: str, stderr: str | bytes | None = "") -> NoConfigError:
+        text = stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr or ""
+        said = " ".join(text.split())[:_LONGEST]
         return NoConfigError(
-            f"the credentials plugin {command} of context {context.name} failed: {reason}",
+            f"the credentials plugin {command} of context {context.name} failed: {reason}"
+            + (f": {said}" if said else ""),
             hint=str(plugin.get("installHint") or f"run it by hand to see why: {command}"),
         )
 
@@ -46,12 +49,13 @@ def run(context: Context) -> dict[str, Any]:
     mode = plugin.get("interactiveMode", "IfAvailable")
     interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
     spec: dict[str, Any] = {"interactive": interactive}
-    if plugin.get("provideClusterInfo"):
-        spec["cluster"] = _cluster_info(context.cluster)
-    request = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
     limit = ANSWER_LIMIT if interactive else TIME_LIMIT
-    shown = sys.stderr is not None and sys.stderr.isatty()
+    # Whoever may answer has to see the question, also where stderr is a file or `tee`.
+    shown = interactive or (sys.stderr is not None and sys.stderr.isatty())
     try:
+        if plugin.get("provideClusterInfo"):
+            spec["cluster"] = _cluster_info(context.cluster)
+        request = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
         variables = {
             str(v.get("name")): "" if v.get("value") is None else str(v["value"])
             for v in plugin.get("env") or []
@@ -67,13 +71,12 @@ def run(context: Context) -> dict[str, Any]:
             errors="replace",
             timeout=limit,
         )
-    except subprocess.TimeoutExpired:
-        raise failure(f"it did not end within {limit:g} seconds") from None
+    except subprocess.TimeoutExpired as late:
+        raise failure(f"it did not end within {limit:g} seconds", late.stderr) from None
     except (OSError, ValueError, TypeError) as error:
         raise failure(f"it cannot be run: {getattr(error, 'strerror', None) or error}") from None
     if done.returncode:
-        said = " ".join((done.stderr or "").split())[:_LONGEST]
-        raise failure(f"it ended with exit code {done.returncode}" + (f": {said}" if said else ""))
+        raise failure(f"it ended with exit code {done.returncode}", done.stderr)
     try:
         reply = foreign.parse(done.stdout)
     except foreign.ForeignError:
@@ -90,14 +93,10 @@ def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cluster of a kubeconfig as the plugin expects it."""
     info = {
         key: cluster[key]
-        for key in ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+        for key in ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
         if cluster.get(key)
     }
-    if "certificate-authority-data" not in info and cluster.get("certificate-authority"):
-        try:
-            with open(str(cluster["certificate-authority"]), "rb") as file:
-                info["certificate-authority-data"] = base64.b64encode(file.read()).decode("ascii")
-        except OSError:
-            pass  # the connection will fail with the reason
+    if authority := content(cluster, "certificate-authority"):
+        info["certificate-authority-data"] = base64.b64encode(authority).decode("ascii")
     extensions = [e for e in cluster.get("extensions") or [] if isinstance(e, dict) and e.get("name") == _CONFIG]
     return {**info, **({"config": extensions[0].get("extension")} if extensions else {})}

@@ -18,17 +18,18 @@ from flk.user.commands import Commands, Connection
 from flk_runtime.contract import foreign
 from flk_runtime.contract.values import dataclass, field, replace
 
-IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
 
 _CLUSTER_PATHS: Final = ("certificate-authority",)
 _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
-# The types of the entries of clusters, users and contexts that are no single values.
-_NESTED: Final[dict[str, type]] = {
-    "extensions": object,
-    "auth-provider": object,
-    "as-user-extra": object,
+# The types of what flk reads of clusters, users and contexts, as kubectl takes them. Other tools may keep more there.
+_TYPES: Final[dict[str, type]] = {
+    **dict.fromkeys((*_CLUSTER_PATHS, *_USER_PATHS), str),
+    **dict.fromkeys(("certificate-authority-data", "client-certificate-data", "client-key-data"), str),
+    **dict.fromkeys(("server", "tls-server-name", "proxy-url", "token", "as", "cluster", "user", "namespace"), str),
+    "insecure-skip-tls-verify": bool,  # not "false" in quotes, which would be true
     "as-groups": list,
+    "extensions": list,
     "exec": dict,
 }
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there
@@ -85,7 +86,7 @@ class Context:
     @property
     def named(self) -> Connection:
         """The connection with the context's name even if it is the default, for commands that others may be given."""
-        return replace(self.connection, context="" if self.name == IN_CLUSTER else self.name)
+        return replace(self.connection, context=self.name if self.files else "")
 
 
 def config_view() -> str:
@@ -99,9 +100,10 @@ def shown_by_kubectl() -> str:
 
 
 def load(name: str | None = None) -> Context:
-    """Return the context of that name (default: the current one); without a kubeconfig, the service account of the pod.
+    """Return the context of that name (default: the current one); in a pod without one, its service account.
 
-    Raises NoConfigError if there is neither, or if a file or the context cannot be used.
+    As kubectl, flk takes the service account if no file has a current context: tools leave such files behind. Raises
+    NoConfigError if there is neither, or if a file or the context cannot be used.
     """
     options = connection_options().connection
     given = options.kubeconfig
@@ -111,10 +113,11 @@ def load(name: str | None = None) -> Context:
     # Of Path, `exists` raises where a folder is another user's, and `expanduser` for a user without a home.
     wanted = [Path(os.path.expanduser(p)) for p in named or ["~/.kube/config"]]
     contents = {path: content for path in wanted if os.path.exists(path) and (content := _read(path))}
-    if not contents:
-        if name is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            return _service_account()
-        state = "is empty" if any(map(os.path.exists, wanted)) else "does not exist"
+    chosen = name or any(content.get("current-context") for content in contents.values())
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not chosen:
+        return replace(_service_account(), connection=options)
+    if not any(content.get("contexts") for content in contents.values()):
+        state = "has no context" if any(map(os.path.exists, wanted)) else "does not exist"
         raise NoKubeconfigError(
             f"there is no kubeconfig: {', '.join(map(str, wanted))} {state}",
             hint="set KUBECONFIG to the file that your cluster's administrator or provider gave you",
@@ -147,7 +150,8 @@ def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> C
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a file, empty if the file is empty."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
+        # As in kubectl, the first document counts, and PowerShell may have written it, in UTF-16.
+        data = next(yaml.load_all(path.read_bytes(), _Loader), None)
     except OSError as error:
         raise NoConfigError(f"the kubeconfig {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, *foreign.ERRORS):
@@ -174,9 +178,7 @@ def _entries(
             value = item.get(kind)
             entry = dict(value) if isinstance(value, dict) else {}
             for key, given in entry.items():
-                wanted = _NESTED.get(key)
-                fits = isinstance(given, wanted) if wanted else not isinstance(given, dict | list)
-                if given is not None and not fits:
+                if given is not None and not isinstance(given, _TYPES.get(key, object)):
                     problem = f"the kubeconfig {file} has a value of another type at {key} of {kind} {item['name']!r}"
                     raise NoConfigError(problem, hint=shown_by_kubectl())
             entry |= _resolved(entry, paths, file.parent)
@@ -199,8 +201,8 @@ def _service_account() -> Context:
     token, authority = SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt"
     if not token.is_file():
         raise NoConfigError(
-            "there is no kubeconfig, and this pod has no service account token",
-            hint="set KUBECONFIG, or automountServiceAccountToken: true in this pod",
+            "there is no kubeconfig with a current context, and this pod has no service account token",
+            hint="set KUBECONFIG or --context, or automountServiceAccountToken: true in this pod",
         )
     try:
         namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
@@ -208,4 +210,4 @@ def _service_account() -> Context:
         namespace = "default"
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     cluster = {"server": server, "certificate-authority": str(authority)}
-    return Context(IN_CLUSTER, namespace, cluster, {"tokenFile": str(token)})
+    return Context("in-cluster", namespace, cluster, {"tokenFile": str(token)})

@@ -62,6 +62,13 @@ def test_server_sends_only_the_metadata(fake: Any, complete: Any) -> None:
     assert all("as=PartialObjectMetadataList" in accepted for accepted in asked)
 
 
+def test_names_are_those_that_the_impersonated_user_may_list(fake: Any, complete: Any) -> None:
+    headers: list[Any] = []
+    fake.heard = headers.append
+    complete(BASH, "flk --as ada status ")
+    assert headers[-1]["Impersonate-User"] == "ada"
+
+
 def test_cluster_that_fails_completes_nothing(fake: Any, complete: Any) -> None:
     fake.fail(0, times=50)
     assert complete(BASH, "flk status ").split() == []

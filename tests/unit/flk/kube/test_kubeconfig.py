@@ -11,20 +11,25 @@ import os
 import pty
 import random
 import re
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import urllib3
 import yaml
 
-from flk.errors import NoConfigError
+from flk.errors import NoConfigError, NoKubeconfigError
 from flk.kube.credentials import Access, connect
-from flk.kube.kubeconfig import load
+from flk.kube.errors import error_from_connection
+from flk.kube.kubeconfig import ConnectionOptions, load
 from flk.observe.client import JobClient
+from flk.user.commands import Connection
 from tests.support.certificates import make_certificate
 
 SECRET = "a-very-secret-token"
@@ -41,6 +46,10 @@ def config(name: str = "here", **context: Any) -> dict[str, Any]:
 
 def with_user(**user: Any) -> dict[str, Any]:
     return config() | {"users": [{"name": "u", "user": user}]}
+
+
+def with_cluster(**cluster: Any) -> dict[str, Any]:
+    return config() | {"clusters": [{"name": "c", "cluster": {"server": "https://here.example", **cluster}}]}
 
 
 @pytest.fixture
@@ -64,6 +73,13 @@ def test_namespace_is_the_contexts(use: Any) -> None:
     assert load().namespace == "team"
     use(config())
     assert load().namespace == "default"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_first_document_counts_in_any_encoding_of_yaml(use: Any, encoding: str) -> None:
+    (path,) = use("")
+    path.write_bytes(f"{yaml.safe_dump(config())}---\n{{}}\n".encode(encoding))
+    assert load().server == "https://here.example:6443"
 
 
 def test_first_of_several_files_wins(use: Any, tmp_path: Path) -> None:
@@ -122,6 +138,8 @@ def test_no_current_context(use: Any) -> None:
         yaml.safe_dump(config() | {"users": []}),
         yaml.safe_dump(config() | {"users": [{"user": {"token": SECRET}}]}),
         yaml.safe_dump(config() | {"contexts": [{"name": "here"}]}),
+        yaml.safe_dump(with_cluster(**{"insecure-skip-tls-verify": "false"})),
+        yaml.safe_dump(with_cluster(extensions=5)),
     ],
 )
 def test_broken_files_are_one_clear_line(use: Any, text: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +167,7 @@ ADDRESS = (
     ("content", "header"),
     [
         (config(), f"Bearer {SECRET}"),
+        (with_user(token=SECRET, tokenFile="/nowhere/token"), f"Bearer {SECRET}"),
         (plugin(f"print({REPLY!r})"), "Bearer from-plugin"),
         (
             plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA", "value": "/x"}]),
@@ -161,7 +180,7 @@ ADDRESS = (
         ),
     ],
     ids=[
-        *("token", "plugin", "plugin that is told of the cluster"),
+        *("token", "token whose file is away", "plugin", "plugin that is told of the cluster"),
         *("plugin with a variable without a value", "plugin with a variable whose value is a number"),
     ],
 )
@@ -186,7 +205,9 @@ def test_nothing_secret_goes_over_plain_http(use: Any, content: Any, server: str
     content["clusters"][0]["cluster"]["server"] = server
     use(content)
     access = connect()
-    assert (dict(access.headers()), access.server.partition("://")[0]) == ({}, "http")
+    impersonated = content["users"][0]["user"].get("as")  # which is not secret, and means fewer rights
+    expected = {"Impersonate-User": impersonated} if impersonated else {}
+    assert (dict(access.headers()), access.server.partition("://")[0]) == (expected, "http")
     assert list(tmp_path.rglob("RAN")) == []
 
 
@@ -264,6 +285,14 @@ def test_credentials_plugin_that_hangs(use: Any, monkeypatch: pytest.MonkeyPatch
         connect().headers()
 
 
+def test_what_a_plugin_has_said_before_it_was_ended_is_told(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = subprocess.TimeoutExpired("plugin", 60, stderr=b"enter the code\n123")
+    monkeypatch.setattr("subprocess.run", Mock(side_effect=late))
+    use(plugin(""))
+    with pytest.raises(NoConfigError, match="it did not end within 60 seconds: enter the code 123"):
+        connect().headers()
+
+
 # Renewal
 
 
@@ -314,6 +343,17 @@ def test_renewal_reads_the_kubeconfig_again(use: Any) -> None:
     assert authorization(access) == "Bearer token-of-a-new-login"
 
 
+def test_renewal_stays_in_the_context_whatever_its_name(use: Any) -> None:
+    content = config("other")
+    content["clusters"].append({"name": "argo", "cluster": {"server": "https://argo.example"}})
+    content["contexts"].append({"name": "in-cluster", "context": {"cluster": "argo", "user": "u"}})
+    use(content)
+    access = connect("in-cluster")
+    access.renew(access.headers())
+    assert access.server == "https://argo.example"
+    assert access.context.named.context == "in-cluster"
+
+
 def test_token_file_is_read_again(use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
@@ -334,6 +374,7 @@ def test_token_file_is_read_again(use: Any, tmp_path: Path, monkeypatch: pytest.
 def test_another_user_may_have_what_flk_does_not_read(use: Any) -> None:
     content = with_user(token="t")
     content["users"].append({"name": "other", "user": {"as": "ada", "as-user-extra": {"scopes": ["x"]}}})
+    content["users"][0]["user"]["of-a-tool"] = {"theme": ["dark"]}
     use(content)
     assert authorization(connect()) == "Bearer t"
 
@@ -351,11 +392,16 @@ def test_impersonation(use: Any) -> None:
 # Where flk runs
 
 
-def test_empty_kubeconfig_is_none(use: Any) -> None:
-    use("")
-    with pytest.raises(NoConfigError, match=r"there is no kubeconfig: .*config-0 is empty"):
+# What `kind delete cluster` leaves.
+FRAME = "apiVersion: v1\nkind: Config\nclusters: null\ncontexts: null\ncurrent-context: ''\nusers: null\n"
+
+
+@pytest.mark.parametrize("left", ["", FRAME])
+def test_kubeconfig_without_a_context_is_none(use: Any, left: str) -> None:
+    use(left)
+    with pytest.raises(NoKubeconfigError, match=r"there is no kubeconfig: .*config-0 has no context"):
         load()
-    use("", config())
+    use(left, config())
     assert load().name == "here"
 
 
@@ -372,6 +418,20 @@ def test_service_account_of_a_pod(use: Any, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "namespace").unlink()
     (tmp_path / "namespace").symlink_to("/proc/self/mem")  # which cannot be read
     assert load().namespace == "default"
+
+
+@pytest.mark.parametrize("left", [FRAME, yaml.safe_dump(config() | {"current-context": ""})])
+def test_kubeconfig_without_a_current_context_leaves_a_pod_its_service_account(
+    use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    use(left)
+    monkeypatch.setattr("flk.kube.kubeconfig.SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("flk.kube.kubeconfig._options", ConnectionOptions(Connection(user="ada")))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    found = load()
+    assert found.server == "https://10.0.0.1:443"
+    assert found.named.flags == " --as ada"
 
 
 def test_a_home_of_another_user_has_no_kubeconfig(
@@ -395,13 +455,15 @@ def test_a_home_of_another_user_has_no_kubeconfig(
     assert load().server == "https://10.0.0.1:443"
 
 
-def test_plugin_that_fails_on_a_terminal(use: Any) -> None:
+@pytest.mark.parametrize("piped", [False, True], ids=["stderr is the terminal", "stderr is a pipe"])
+def test_plugin_that_fails_on_a_terminal(use: Any, piped: bool) -> None:
     use(plugin("import sys; sys.exit('please log in')"))
     leader, terminal = pty.openpty()
     script = "from flk.kube.credentials import connect\nconnect().headers()"
     command, plain = [sys.executable, "-c", script], os.environ | {"PYTHON_COLORS": "0"}  # Python 3.13 has colours
-    done = subprocess.run(command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, env=plain)
-    shown = os.read(leader, 65536).decode()
+    errors = subprocess.PIPE if piped else terminal
+    done = subprocess.run(command, stdin=terminal, stdout=subprocess.PIPE, stderr=errors, env=plain)
+    shown = (done.stderr if piped else os.read(leader, 65536)).decode()
     os.close(leader)
     os.close(terminal)
     assert done.returncode == 1
@@ -421,16 +483,16 @@ def certificate(folder: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def tls_server(tmp_path: Path) -> Any:
-    """A server with a certificate for api.test that wants a client certificate, and answers with its subject."""
-    import ssl
+    """A server with a certificate for api.test that wants a client certificate, and answers with the names of both."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     cert, key = certificate(tmp_path)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            subject = dict(pair[0] for pair in self.connection.getpeercert()["subject"])  # type: ignore[attr-defined]
-            data = json.dumps(subject).encode()
+            connection: Any = self.connection
+            subject = dict(pair[0] for pair in connection.getpeercert()["subject"])
+            data = json.dumps({**subject, "server": connection.server}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -439,6 +501,7 @@ def tls_server(tmp_path: Path) -> Any:
         def log_message(self, *_: object) -> None: ...
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = lambda connection, name, _: setattr(connection, "server", name)
     context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(tmp_path / "tls.crt")
@@ -454,24 +517,49 @@ def base64_of(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-@pytest.mark.parametrize("given", ["data", "files", "plugin", "insecure"])
-def test_client_certificates(use: Any, tls_server: Any, given: str) -> None:
+@pytest.mark.parametrize("given", ["data", "lines", "files", "plugin", "insecure"])
+def test_client_certificates(use: Any, tls_server: Any, given: str, tmp_path: Path) -> None:
     server, cert, key = tls_server
     cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "tls.crt"}
     user: dict[str, Any] = {"client-certificate-data": base64_of(cert), "client-key-data": base64_of(key)}
+    if given == "lines":  # of `base64 tls.crt`
+        user = {name: base64.encodebytes(base64.b64decode(data)).decode() for name, data in user.items()}
     if given == "files":
-        user = {"client-certificate": "tls.crt", "client-key": "tls.key"}
+        fails = plugin("exit(1)")["users"][0]["user"]  # which is not asked
+        user = {"client-certificate": "tls.crt", "client-key": "tls.key", **fails}
+        (tmp_path / "ca.crt").write_bytes("# Autorité de la société\n".encode("latin-1") + cert.encode())
+        cluster["certificate-authority"] = "ca.crt"
     if given == "plugin":
         version = "client.authentication.k8s.io/v1"
         status = {"clientCertificateData": cert, "clientKeyData": key}
         reply = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
         user = plugin(f"print({reply!r})")["users"][0]["user"]
     if given == "insecure":
-        cluster = {"server": server, "insecure-skip-tls-verify": True}
+        cluster = {"server": server, "tls-server-name": "api.test", "insecure-skip-tls-verify": True}
     use(with_user(**user) | {"clusters": [{"name": "c", "cluster": cluster}]})
     access = connect()
     access.headers()
-    assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
+    told = {"commonName": "test", "server": "api.test"}
+    assert access.pool.request("GET", server + "/", retries=False).json() == told
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[SSL: X] tlsv13 alert certificate required (_ssl.c:2580)", "refuses the connection of context here: "),
+        ("EOF occurred in violation of protocol (_ssl.c:2427)", "cannot be reached: EOF occurred"),
+    ],
+)
+def test_server_that_ends_the_connection_is_not_said_to_be_untrusted(use: Any, text: str, said: str) -> None:
+    use(config())
+    error = urllib3.exceptions.SSLError(ssl.SSLError(1, text))
+    assert said in str(error_from_connection(error, load()))
+
+
+def test_certificate_that_is_not_there_is_named(use: Any, tmp_path: Path) -> None:
+    use(with_cluster(**{"certificate-authority": "gone.crt"}))
+    with pytest.raises(NoConfigError, match=f"cannot be used: {tmp_path}/gone.crt: No such file"):
+        connect()
 
 
 def test_renewal_takes_server_and_impersonation_from_the_new_kubeconfig(use: Any) -> None:
@@ -544,3 +632,13 @@ def test_proxy_of_the_kubeconfig(use: Any) -> None:
     pool: Any = connect().pool
     assert (pool.proxy.host, pool.proxy.port) == ("other.example", 8080)
     assert pool.proxy_headers == {"proxy-authorization": "Basic " + base64_of("anna:a:b")}
+
+
+def test_proxy_of_the_environment_that_speaks_no_http_is_not_said_to_be_the_kubeconfigs(
+    use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
+    use(config())
+    with pytest.raises(NoConfigError, match="the proxy of the environment is not an address of HTTP") as caught:
+        connect()
+    assert "$HTTPS_PROXY" in caught.value.hint
