@@ -184,8 +184,10 @@ class _Conversion:
         role = self._mapping(above, given)
         replicas = role.get("replicas", 1)
         template = self._mapping(f"{above}.template", role.get("template"))
-        unknown = sorted(role.keys() - {"replicas", "restartPolicy", "template"})
-        self.refused += [f"{above}.{key}: is no field of a role" for key in unknown]
+        self.refused += [
+            f"{above}.{key}: is no field of a role"
+            for key in sorted(role.keys() - {"replicas", "restartPolicy", "template"})
+        ]
         spec = self._mapping(path, template.get("spec"))
         spec.pop("restartPolicy", None)
         containers = self._mappings(f"{path}.containers", spec.pop("containers", None))
