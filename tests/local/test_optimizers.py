@@ -87,7 +87,7 @@ with group():
                 model = build()[0]
                 model, optimizer = run.parallelize(model, kind(model.parameters(), lr=0.1))
                 optimizer.param_groups[0]["lr"] = rate  # by the script, which stays
-                run.register("counts", {{}})
+                run.register("scaler", torch.amp.GradScaler("cpu"))
                 train(run, model, optimizer, steps=run.steps + 1)
                 group = optimizer.param_groups[0]
                 assert group["lr"] == rate

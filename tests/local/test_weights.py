@@ -42,10 +42,11 @@ def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_pat
     script = (
         SMALL_MODEL
         + """
-def go_on(steps):
+def go_on(steps, which="model"):
     with init("ddp", checkpoint=os.environ["FOLDER"]) as run:
         model, optimizer = run.parallelize(*build())
-        run.load_weights(place)
+        judge = run.parallelize(build()[0])
+        run.load_weights(place, model=model if which == "model" else judge)
         return train(run, model, optimizer, steps, first=run.steps)
 
 with group():
@@ -58,6 +59,7 @@ with group():
     go_on(2)
     assert go_on(2) == []  # they are for an evaluation
     refused("load_weights has replaced what was restored after step 2", lambda: go_on(3))
+    assert len(go_on(3, "judge")) == 1  # no optimizer trains it
 """
     )
     places = [str(tmp_path / name) for name in ("plain.pt", "one.safetensors", "nested.pt", "dcp", "app", "hub")]

@@ -202,7 +202,10 @@ class CheckpointManager:
         if isinstance(inside, OptimizerState | PlacedOptimizer):
             self._rates[inside.optimizer] = hyperparameters_of(inside.optimizer)
         # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
-        is_other = isinstance(thing, EpochLoader | DistributedStateful) or values_of(thing) is not None
+        # Nothing but a scheduler sets rates, and one of torch marks the groups whose rate it sets.
+        is_other = values_of(thing) is not None or isinstance(
+            inside, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler | EpochLoader | DistributedStateful
+        )
         for optimizer, groups in self._rates.items():
             set_hyperparameters(optimizer, groups, only_scheduled=is_other)
 

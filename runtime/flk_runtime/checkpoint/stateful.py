@@ -123,19 +123,19 @@ class Values:
 
 
 def _refill(own: Any, value: Any, filled: set[int]) -> Any:
-    """``own`` with the content of a restored ``value`` if both are containers of one kind, else what `beside` makes.
+    """``own`` with the content of a restored ``value`` if both are containers of one class, else what `beside` makes.
 
-    ``filled``: the ids of containers that have their content: one that has two places stays in the first one.
+    ``filled``: the ids of containers that have their content: one that has two places stays in the first one. The
+    outermost one, before which there is none, may be of any class.
     """
-    if isinstance(own, MutableMapping) and isinstance(value, Mapping) and id(own) not in filled:
+    if isinstance(own, MutableMapping | list) and id(own) not in filled and (type(own) is type(value) or not filled):
         filled.add(id(own))
-        value = {key: _refill(own.get(key), each, filled) for key, each in value.items()}
-        own.clear()
-        own.update(value)
-        return own
-    if isinstance(own, list) and isinstance(value, list) and id(own) not in filled:
-        filled.add(id(own))
-        own[:] = [_refill(mine, each, filled) for mine, each in zip([*own, *[None] * len(value)], value, strict=False)]
+        if isinstance(own, list):
+            own[:] = [_refill(*pair, filled) for pair in zip([*own, *[None] * len(value)], value, strict=False)]
+        else:
+            value = {key: _refill(own.get(key), each, filled) for key, each in value.items()}
+            own.clear()
+            own.update(value)
         return own
     return beside(own, value)
 

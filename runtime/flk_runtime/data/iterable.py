@@ -108,7 +108,8 @@ class IterableLoader(EpochLoader):
         Returns the number of ranks that still have one, and of their samples. The ranks agree on the next share while
         this one is in use.
         """
-        self._reader.seed, self._reader.epoch = self._seed, self._at.epoch
+        # Each loop of an evaluation is over the same data.
+        self._reader.seed, self._reader.epoch = self._seed, 0 if self._context.evaluates else self._at.epoch
         source = self._timed(self._make_source())
         found = next(source, None)
         if not self._is_compared and not self._reader.is_divided:

@@ -285,7 +285,9 @@ class EpochLoader:
         self._places.add(self._trainer.place)
         at, self._is_resumed = self._trainer.at, False
         # An evaluation that was left is over, and begins anew after a restart too.
-        self._trained = Position(at.epoch + 1) if self._trainer.evaluates and not self.is_in_loop else at
+        self._trained = (
+            Position(at.epoch + 1) if self._trainer.evaluates and at.consumed and not self.is_in_loop else at
+        )
         others, self._others = self._others, {giver for giver in opened if giver is not self._trainer}
         return not others.isdisjoint(self._others)
 
@@ -402,7 +404,7 @@ class EpochLoader:
     def _end_epoch(self, iteration: Iteration) -> None:
         """Go to the beginning of the next epoch, unless another iteration trains or this one takes nothing."""
         self._context.events.leave(self, at_end=True)
-        self._at = Position(self._at.epoch + 1)
+        self._at = iteration.at = Position(self._at.epoch + 1)  # where a step that comes after it goes on
         # Beside a loop over epochs or steps, an iteration in which no step was trained takes nothing.
         if iteration is self._trainer or (len(self._open) == 1 and (self._start or iteration.counts)):
             self._trained, self._givers, self._is_resumed = self._at, [], False

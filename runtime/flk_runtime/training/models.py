@@ -55,7 +55,8 @@ class Models:
         self._optimizers: dict[Optimizer, list[int]] = {}
         self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
         communicates = context.options.strategy != "none"
-        self._has_registered = self._said_unsaved = self._replaces_restored = False
+        self._has_registered = self._said_unsaved = False
+        self._replaced: set[nn.Parameter] = set()  # trained parameters that load_weights has set after a restart
         self._is_averaged = bool(context.options.outer) or (context.world_size > 1 and communicates)
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         self.is_held = False
@@ -184,7 +185,7 @@ class Models:
         from flk_runtime.parallel.initialize import load_weights
 
         load_weights(parallel, path)
-        self._replaces_restored |= steps.done > 0 and not steps.began and bool(parallel.trained())
+        self._replaced.update(parallel.trained().values() if steps.done and not steps.began else ())
         if steps.outer:
             steps.outer.restart()
 
@@ -193,7 +194,8 @@ class Models:
 
         Raises SetupError if the first step after a restart would begin with other weights than those restored.
         """
-        if self._replaces_restored:
+        # A model of no optimizer, as for a loss, learns nothing.
+        if self._replaced & ({p for each in self._optimizers for p in parameters_in(each)} or self._replaced):
             raise SetupError(
                 f"load_weights has replaced what was restored after step {self._steps.done}, so the training would go "
                 "on without what it has learned: call it only while run.steps is 0"

@@ -82,8 +82,9 @@ class Batches(LoaderEvents):
         name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
         if options.name and isinstance(manager.get(name), EpochLoader):
             raise SetupError(f"a loader named {name!r} was made before: make it once, and {_LOOP}")
-        # Two loaders of the same data have different orders, as two of torch's.
-        seed = rng.derive_seed("loader", context.options.seed, name) if self._count else context.options.seed
+        # Two loaders of the same data have different orders, as two of torch's. One that an evaluation makes anew has
+        # the same each time, since a resumed run has made another number of them.
+        seed = rng.derive_seed("loader", context.options.seed, name) if self._count and saved else context.options.seed
         self._count += 1
         number, parts = part or (context.rank, self.parts)
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
@@ -100,7 +101,7 @@ class Batches(LoaderEvents):
             full_world_size=full if part is None else parts,
         )
         if context.workers > 1:
-            if {"sampler", "batch_sampler"} & options.of_torch.keys():
+            if any(options.of_torch.get(key) is not None for key in ("sampler", "batch_sampler")):
                 raise SetupError(
                     f"{name!r}: a sampler chooses from all data, of which each worker of strategy diloco has a part: "
                     "leave it out, or pass a dataset of what it chooses"

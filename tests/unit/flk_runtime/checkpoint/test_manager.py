@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,6 +139,8 @@ def test_a_dictionary_is_restored_in_place_and_its_tensors_stay_on_their_devices
     assert (values["sum"].device.type, values["count"], values["new"].device.type) == ("meta", 3, "cpu")
     assert (list(average), history) == (["weight"], [1.0, 2.0])
     assert values["average"]["weight"].device.type == "meta"
+    Values(values).load_state_dict({"average": Counter(later=2), "history": (1.0,)})  # each with the class that it had
+    assert (type(values["average"]), type(values["history"]), history) == (Counter, tuple, [1.0, 2.0])
 
 
 def test_a_function_in_the_state_of_a_scheduler_is_the_scripts() -> None:

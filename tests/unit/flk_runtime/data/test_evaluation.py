@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -65,6 +66,17 @@ def test_each_loop_has_random_numbers_of_its_own_in_workers() -> None:
     """As for a mean over several augmentations of the same data."""
     loader = evaluation([1, 2], 0, 1, 2, num_workers=1, collate_fn=lambda _: torch.rand(()).item())
     assert len({value for _ in range(2) for value, _ in loader}) == 2
+
+
+def test_each_loop_takes_the_same_samples_of_a_stream_that_shuffles() -> None:
+
+    class Shuffled:
+        def __iter__(self) -> Iterator[int]:
+            return iter(torch.randperm(40)[:4].tolist())
+
+    loader = evaluation(Shuffled(), 0, 1, 4)
+    first, second = ([batch.tolist() for batch, _ in loader] for _ in range(2))
+    assert first == second
 
 
 def test_a_loop_is_a_phase_of_its_own_and_each_batch_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:

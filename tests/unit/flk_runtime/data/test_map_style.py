@@ -199,6 +199,14 @@ def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs(
     assert {tuple(next(iter(one))[0].tolist()) for _ in range(6)} == {tuple(next(iter(one))[0].tolist())}
 
 
+def test_an_epoch_whose_only_step_comes_after_its_batches_is_over_with_it() -> None:
+    one = loader(8, events=Counted())
+    for epoch in one.epochs(2):
+        numbers(one)
+        one.count_step()
+        assert (one.state_dict()["epoch"], one.state_dict()["consumed"]) == (epoch + 1, 0)
+
+
 def test_whole_iterations_in_which_nothing_is_trained_take_no_epoch_and_no_rest_of_one() -> None:
     run, seen = Counted(), list[Any]()
     one = loader(8, events=run)

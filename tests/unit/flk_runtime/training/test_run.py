@@ -170,6 +170,17 @@ def test_a_sampler_chooses_from_more_than_a_worker_of_diloco_has() -> None:
         )
 
 
+def test_a_loader_that_is_made_for_each_evaluation_has_the_same_order_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resumed run has made another number of them."""
+    batches = Batches(MagicMock(workers=1, world_size=1, rank=0), MagicMock(), MagicMock(), MagicMock())
+    monkeypatch.setattr("flk_runtime.training.step.batches._compare", lambda *_: None)
+    batches._context.options.keep_batch, batches._context.options.seed = False, 0
+    made = [batches.make_loader(range(9), LoaderOptions(2, of_torch={"sampler": None})) for _ in range(3)]
+    assert len({each._seed for each in made}) == 1
+
+
 def test_loaders_read_together_after_a_resume_go_on_with_the_random_numbers_of_the_first() -> None:
     batches, (first, second) = object.__new__(Batches), (MagicMock(), MagicMock())
     batches._saves, batches._begun = MagicMock(), set()
