@@ -22,13 +22,14 @@ def discover(environ: Environ | None = None) -> RankInfo:
     environ = {name: value for name, value in (os.environ if environ is None else environ).items() if value != ""}
     present = [launcher for launcher in LAUNCHERS if launcher.is_present(environ)]
     if present:
-        return _resolve(present[:1] if present[0].final else present, environ)
+        counts = len(present) == 1 or present[0].final
+        return present[0].read(present[0], environ) if counts else _resolve(present, environ)
     _check_alone(environ)
     return RankInfo()
 
 
 def _resolve(present: list[Launcher], environ: Environ) -> RankInfo:
-    """The RankInfo that counts of those of ``present``, which are given from the innermost to the outermost."""
+    """The RankInfo that counts where several launchers have one; they are given from the innermost to the outermost."""
     infos: dict[Launcher, RankInfo] = {}
     errors = []
     for launcher in present:
