@@ -75,7 +75,7 @@ def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root:
     assert (last.restored, last.restored_from) == (second, "memory")
     lost = run.record().attempts[-2].step
     assert lost is not None
-    assert 0 <= lost - second < 10
+    assert 0 <= lost - second <= 10
     assert list(root.iterdir()) == [], "the launchers remove their files at the end"
 
 
@@ -105,9 +105,9 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     assert steps[2] >= 30
     attempts = run.record().attempts
     lost = [(before.step or 0) - (after.restored or 0) for before, after in itertools.pairwise(attempts)]
-    # At most the steps since the last checkpoint that all pods held, which may be one that was not yet copied. The
-    # leader may have heard of fewer steps than were saved.
-    assert all(steps < 10 for steps in lost), attempts
+    # At most the steps since the last checkpoint that all pods held, also at the step whose save still waits for the one
+    # before it to be copied. The leader may have heard of fewer steps than were saved.
+    assert all(steps <= 10 for steps in lost), attempts
 
 
 @pytest.mark.promise("Checkpoints: A damaged checkpoint is reported, and the one before it is used")
