@@ -51,6 +51,15 @@ def reach(job: Pods, step: int) -> None:
     job.until(done, f"all ranks do step {step}")
 
 
+def least_restored(step: int) -> int:
+    """The step of the oldest checkpoint, of one every 5 steps, that may be restored after ``step`` was made.
+
+    The last save before this step has waited until all pods held the checkpoint before it. The save of this step may
+    still wait.
+    """
+    return (step - 1) // 5 * 5 - 5
+
+
 def reach_save(job: Pods, step: int, save_every: int = 5) -> None:
     """Wait until this pod and its partner hold the checkpoint after a step: ranks ask before they save the next one."""
     reach(job, step + save_every + 1)
@@ -75,7 +84,7 @@ def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root:
     assert (last.restored, last.restored_from) == (second, "memory")
     lost = run.record().attempts[-2].step
     assert lost is not None
-    assert 0 <= lost - second <= 10
+    assert least_restored(lost) <= second <= lost
     assert list(root.iterdir()) == [], "the launchers remove their files at the end"
 
 
@@ -104,10 +113,11 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     assert steps[1] >= 10
     assert steps[2] >= 30
     attempts = run.record().attempts
-    lost = [(before.step or 0) - (after.restored or 0) for before, after in itertools.pairwise(attempts)]
-    # At most the steps since the last checkpoint that all pods held, also at the step whose save still waits for the one
-    # before it to be copied. The leader may have heard of fewer steps than were saved.
-    assert all(steps <= 10 for steps in lost), attempts
+    # The leader may have heard of fewer steps than were saved.
+    restored = [
+        (least_restored(before.step or 0), after.restored or 0) for before, after in itertools.pairwise(attempts)
+    ]
+    assert all(least <= found for least, found in restored), attempts
 
 
 @pytest.mark.promise("Checkpoints: A damaged checkpoint is reported, and the one before it is used")
