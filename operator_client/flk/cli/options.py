@@ -124,7 +124,7 @@ def job_names(context: typer.Context) -> list[str]:
 
     try:
         kubeconfig, user = (str(_chosen(context, name) or "") for name in ("kubeconfig", "as_user"))
-        set_connection_options(ConnectionOptions(Connection("", kubeconfig, user), COMPLETION_TIMEOUT))
+        set_connection_options(ConnectionOptions(Connection(kubeconfig=kubeconfig, user=user), COMPLETION_TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
         items = client.list_jobs(metadata_only=True)
     except FlkError:

@@ -49,7 +49,7 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
 def cluster_key(context: Context) -> str:
     """Return what tells the cluster of a context from others in names of files, also from one that had its address."""
     try:
-        authority = content(context.cluster, "certificate-authority")
+        authority = data_or_file(context.cluster, "certificate-authority")
     except (OSError, ValueError):
         authority = b""  # the connection says what is wrong with it
     named = [str(context.cluster.get(key) or "") for key in ("proxy-url", "tls-server-name")]
@@ -60,7 +60,7 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
     cluster = context.cluster
     insecure = bool(cluster.get("insecure-skip-tls-verify"))
     try:
-        authority = content(cluster, "certificate-authority")
+        authority = data_or_file(cluster, "certificate-authority")
         # Between the certificates of a file are comments, which may have any encoding.
         tls = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") if authority else None)
         # As kubectl: an intermediate certificate may be trusted, and authorities made by older tools are accepted.
@@ -84,11 +84,11 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
 
 
 def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
-    certificate = content(user, "client-certificate")
-    return (certificate, content(user, "client-key") or certificate) if certificate else None
+    certificate = data_or_file(user, "client-certificate")
+    return (certificate, data_or_file(user, "client-key") or certificate) if certificate else None
 
 
-def content(entry: Mapping[str, Any], key: str) -> bytes:
+def data_or_file(entry: Mapping[str, Any], key: str) -> bytes:
     """Return what ``key-data`` holds in base64, or the content of the file that ``key`` names; empty without both.
 
     The base64 may have several lines, as the command of that name writes it.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flk.errors import NoConfigError
-from flk.kube.connection import content
+from flk.kube.connection import data_or_file
 from flk.kube.kubeconfig import Context
 from flk_runtime.contract import foreign
 
@@ -96,7 +96,7 @@ def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
         if cluster.get(key)
     }
-    if authority := content(cluster, "certificate-authority"):
+    if authority := data_or_file(cluster, "certificate-authority"):
         info["certificate-authority-data"] = base64.b64encode(authority).decode("ascii")
     extensions = [e for e in cluster.get("extensions") or [] if isinstance(e, dict) and e.get("name") == _CONFIG]
     return {**info, **({"config": extensions[0].get("extension")} if extensions else {})}

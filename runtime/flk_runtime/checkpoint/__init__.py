@@ -24,7 +24,7 @@ from flk_runtime.checkpoint.adapters.wrappers import (
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.opening import open_checkpoints
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
-from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, with_state
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, inside_of, with_state
 
 __all__ = [
     "INTERNAL",
@@ -41,6 +41,7 @@ __all__ = [
     "Values",
     "chunks_of",
     "has_own_state_dict",
+    "inside_of",
     "is_sharded",
     "load_as_saved",
     "local",

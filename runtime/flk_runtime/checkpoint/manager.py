@@ -20,6 +20,7 @@ from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
 from flk_runtime.checkpoint.stateful import (
     DistributedStateful,
     Stateful,
+    inside_of,
     is_replicated,
     load_into,
     state_of,
@@ -94,10 +95,11 @@ class Resumed:
     def load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Give ``thing`` its state. Raises CheckpointError if that does not fit."""
         try:
-            if isinstance(thing, DistributedStateful) and name in self.objects:
-                thing.load_state(self.objects[name])
-            elif name in self.objects and not isinstance(thing, DistributedStateful):
-                load_into(thing, self.objects[name].state_dict())
+            if name in self.objects:
+                if isinstance(thing, DistributedStateful):
+                    thing.load_state(self.objects[name])
+                else:
+                    load_into(thing, self.objects[name].state_dict())
             elif not isinstance(thing, DistributedStateful) and name in (
                 own := self.own_of_rank_0 if is_replicated(thing) else self.own
             ):
@@ -198,16 +200,16 @@ class CheckpointManager:
             return
         self._unclaimed.discard(name)
         self._resumed.load(name, thing)
-        inside = getattr(thing, "thing", thing)
+        inside = inside_of(thing)
         if isinstance(inside, OptimizerState | PlacedOptimizer):
             self._rates[inside.optimizer] = hyperparameters_of(inside.optimizer)
-        # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
-        # Nothing but a scheduler sets rates, and one of torch marks the groups whose rate it sets.
-        is_other = values_of(thing) is not None or isinstance(
+        # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before. One of
+        # torch marks the groups whose rate it sets. An object that flk does not know may be one of another library.
+        only_scheduled = values_of(thing) is not None or isinstance(
             inside, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler | EpochLoader | DistributedStateful
         )
         for optimizer, groups in self._rates.items():
-            set_hyperparameters(optimizer, groups, only_scheduled=is_other)
+            set_hyperparameters(optimizer, groups, only_scheduled=only_scheduled)
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""
@@ -305,7 +307,7 @@ class CheckpointManager:
         """Whether an object of the script is saved over which it can loop, such as a DataLoader with a state."""
         return any(
             hasattr(inside, "__iter__") and not isinstance(inside, EpochLoader | nn.Module)
-            for inside in (getattr(thing, "thing", thing) for thing in self._objects.values())
+            for inside in map(inside_of, self._objects.values())
         )
 
     @property

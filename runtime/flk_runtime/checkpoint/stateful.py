@@ -55,6 +55,11 @@ class Declared:
         self.thing.load_state_dict(state_dict)
 
 
+def inside_of(thing: Any) -> Any:
+    """The object that a script has passed, also in `replicated` or `per_rank`."""
+    return thing.thing if isinstance(thing, Declared) else thing
+
+
 def is_replicated(thing: Stateful) -> bool:
     """Whether every rank holds ``thing`` alike, so that rank 0's state is saved, and restored on all ranks.
 
@@ -147,15 +152,15 @@ def beside(own: Any, value: Any) -> Any:
 
 def state_of(thing: Stateful) -> dict[str, Any]:
     """The state of ``thing`` as it is saved: without functions of a scheduler, as SWALR of torch 2.9 has one."""
-    state, inside = thing.state_dict(), thing.thing if isinstance(thing, Declared) else thing
-    if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
+    state = thing.state_dict()
+    if isinstance(inside_of(thing), torch.optim.lr_scheduler.LRScheduler):
         state = {key: value for key, value in state.items() if not inspect.isroutine(value)}
     return state
 
 
 def load_into(thing: Stateful, state: dict[str, Any]) -> None:
     """Give ``thing`` a saved state. Raises ValueError for the state of another scheduler than ``thing``."""
-    inside = thing.thing if isinstance(thing, Declared) else thing
+    inside = inside_of(thing)
     if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
         own, saved = ({key for key in each if not key.startswith("_")} for each in (inside.state_dict(), state))
         if own - saved and saved - own:  # one side may be of another release of torch
@@ -168,8 +173,7 @@ def load_into(thing: Stateful, state: dict[str, Any]) -> None:
 
 def values_of(thing: Any) -> dict[str, Any] | None:
     """The values of a dictionary that is saved; None for another object."""
-    inside = thing.thing if isinstance(thing, Declared) else thing
-    return inside.state_dict() if isinstance(inside, Values) else None
+    return thing.state_dict() if isinstance(inside_of(thing), Values) else None
 
 
 class DistributedStateful(ABC):

@@ -22,8 +22,8 @@ def discover(environ: Environ | None = None) -> RankInfo:
     environ = {name: value for name, value in (os.environ if environ is None else environ).items() if value != ""}
     present = [launcher for launcher in LAUNCHERS if launcher.is_present(environ)]
     if present:
-        counts = len(present) == 1 or present[0].final
-        return present[0].read(present[0], environ) if counts else _resolve(present, environ)
+        innermost, *others = present
+        return _resolve(present, environ) if others and not innermost.final else innermost.read(innermost, environ)
     _check_alone(environ)
     return RankInfo()
 

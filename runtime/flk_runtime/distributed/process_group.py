@@ -36,10 +36,10 @@ def world_size() -> int:
 
 
 def place() -> RankInfo:
-    """This process's place among the ranks: what its launcher's variables say, unless the group that is open differs.
+    """The rank, the local rank and the node of this process, as its launcher's variables say.
 
-    So it is where the script has started its ranks itself, as by torch.multiprocessing or Lightning. Their nodes say
-    then which of them are beside each other. Collective there.
+    A script may have started its ranks itself, as by torch.multiprocessing. Then the open process group has another
+    world size than the variables: it says the rank, and the names of the hosts say the local rank. Collective then.
     """
     if not dist.is_initialized():
         return discover()
@@ -48,15 +48,15 @@ def place() -> RankInfo:
             return found
     own, nodes = dist.get_rank(), all_gather(socket.gethostname())
     local = [each for each, node in enumerate(nodes) if node == nodes[own]]
-    numbers = list(dict.fromkeys(nodes))
+    distinct = list(dict.fromkeys(nodes))
     return RankInfo(
         own,
         local.index(own),
         len(nodes),
         len(local),
-        node_rank=numbers.index(nodes[own]),
+        node_rank=distinct.index(nodes[own]),
         launcher="script",
-        nodes=len(numbers),
+        nodes=len(distinct),
     )
 
 

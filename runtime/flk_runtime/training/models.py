@@ -16,6 +16,7 @@ from flk_runtime.checkpoint import (
     DistributedStateful,
     Stateful,
     has_own_state_dict,
+    inside_of,
     module_state,
     optimizer_state,
     placed,
@@ -111,7 +112,7 @@ class Models:
         self._has_registered = True
         thing = with_state(thing)
         saved: Stateful | DistributedStateful = thing
-        of_script = thing.thing if isinstance(thing, Declared) else thing
+        of_script = inside_of(thing)
         if isinstance(thing, Optimizer):
             _check_optimizers([thing])
             self._hand_over(thing)

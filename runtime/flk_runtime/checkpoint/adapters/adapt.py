@@ -12,7 +12,7 @@ from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1Optimiz
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
 from flk_runtime.checkpoint.adapters.placed import placed
-from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Modules, Stateful, stateful_of
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Modules, Stateful, inside_of, stateful_of
 from flk_runtime.distributed import has_fsdp1, parameters_in
 from flk_runtime.errors import SetupError
 
@@ -44,8 +44,7 @@ def adapt(name: str, thing: Any, objects: Mapping[str, Any]) -> Stateful | Distr
     """
     modules = {key: each for key, each in objects.items() if isinstance(each, nn.Module)}
     if isinstance(thing, Declared) and isinstance(thing.thing, Optimizer):
-        given = (each.thing if isinstance(each, Declared) else each for each in objects.values())
-        return placed(thing, [each for each in given if isinstance(each, nn.Module)])
+        return placed(thing, [each for each in map(inside_of, objects.values()) if isinstance(each, nn.Module)])
     if isinstance(thing, nn.Module):
         return module_state(thing)
     if isinstance(thing, Optimizer):
