@@ -84,13 +84,15 @@ def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def secure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection to the fake server counts as encrypted: flk sends credentials.
-
-    It is not, so nothing is read of this machine's authorities, which takes as long as most tests.
-    """
-    monkeypatch.setattr(Context, "is_secure", True)
+def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read of this machine's certificate authorities, which takes as long as most tests."""
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
+
+
+@pytest.fixture
+def secure(monkeypatch: pytest.MonkeyPatch, no_authorities: None) -> None:
+    """The connection to the fake server counts as encrypted, which it is not: flk sends credentials."""
+    monkeypatch.setattr(Context, "is_secure", True)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def with_cluster(**cluster: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_authorities: None) -> Any:
     """Writes kubeconfigs (mappings, or text) and has them used, as a list of files."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("ends of processes")  # all tests look at one run
+
 SCRIPT = """
 import errno, multiprocessing, os, sys
 from flk_runtime.training import ending
