@@ -94,18 +94,13 @@ def test_files_that_are_not_there_are_passed_over(use: Any, monkeypatch: pytest.
     assert load().name == "here"
 
 
-def test_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_kubeconfig_nor_token_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(NoConfigError, match="/nowhere/config does not exist") as caught:
         load()
     assert "KUBECONFIG" in caught.value.hint
-
-
-def test_in_a_pod_without_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(NoConfigError, match="no service account token"):
         load()
 
@@ -169,6 +164,7 @@ ADDRESS = (
         (config(), f"Bearer {SECRET}"),
         (with_user(token=SECRET, tokenFile="/nowhere/token"), f"Bearer {SECRET}"),
         (plugin(f"print({REPLY!r})"), "Bearer from-plugin"),
+        (plugin(f"print({REPLY!r})", command="python3"), "Bearer from-plugin"),
         (
             plugin(ADDRESS, provideClusterInfo=True, env=[{"name": "EXTRA", "value": "/x"}]),
             "Bearer https://here.example:6443/x",
@@ -180,7 +176,7 @@ ADDRESS = (
         ),
     ],
     ids=[
-        *("token", "token whose file is away", "plugin", "plugin that is told of the cluster"),
+        *("token", "token whose file is away", "plugin", "plugin on PATH", "plugin that is told of the cluster"),
         *("plugin with a variable without a value", "plugin with a variable whose value is a number"),
     ],
 )
@@ -410,8 +406,10 @@ def test_service_account_of_a_pod(use: Any, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("flk.kube.kubeconfig._options", ConnectionOptions(Connection(user="ada")))
     for left in (FRAME, config() | {"current-context": ""}):
         use(left)
-        assert load().namespace == "default"
-        assert load().named.flags == " --as ada"
+        assert (load().namespace, load().named.flags) == ("default", " --as ada")
+    assert load("here").name == "here"
+    use(config())
+    assert load().name == "here"
 
 
 def test_a_home_of_another_user_has_no_kubeconfig(
