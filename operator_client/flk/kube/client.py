@@ -10,7 +10,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,8 +21,15 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError
 from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
 from flk.kube.discovery import GROUPS, RECENT, Discovery, in_version
-from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
-from flk.kube.kubeconfig import config_view, connection_options
+from flk.kube.errors import (
+    RETRIED,
+    error_from_connection,
+    error_from_response,
+    is_final,
+    not_an_api_server,
+    status_object,
+)
+from flk.kube.kubeconfig import connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk_runtime.contract import foreign
 from flk_runtime.contract.values import dataclass
@@ -294,11 +301,8 @@ class ApiClient:
         return reply
 
     def _set_clock(self, date: str | None) -> None:
-        if date:
-            try:
-                self._skew = parsedate_to_datetime(date).timestamp() - time.time()
-            except ValueError:
-                return
+        with suppress(ValueError):
+            self._skew = parsedate_to_datetime(date or "").timestamp() - time.time()
 
     def _json(self, reply: Any) -> Object:
         try:
@@ -307,11 +311,7 @@ class ApiClient:
         except foreign.ERRORS:
             data = None
         if not isinstance(data, dict) or not _holds_objects(data):
-            raise ApiError(
-                f"{self.access.server} did not answer as a Kubernetes API server does",
-                hint=f"check the server's address: {config_view()}",
-                status=reply.status,
-            )
+            raise not_an_api_server(self.access.context, reply.status)
         return data
 
 

@@ -51,8 +51,6 @@ class Discovery:
 
         It may have been installed since the answer was given, within the last minute.
         """
-        if not resource.group:
-            return True
         groups = self._groups()
         return not groups or self._version(resource, groups) is not None
 

@@ -27,6 +27,11 @@ from flk.user.commands import Commands
 from flk_runtime.contract import foreign
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
+# How an API server says that its authorization refuses a request, and why, if it tells. Policies and webhooks refuse
+# with the same status, in words of their own.
+_UNAUTHORIZED: Final = (
+    r'User "([^"]*)" cannot (\w+) (?:resource|path)(?: "([^"]*)")?[^:]*(?:: (.+))?'  # user, verb, what, why
+)
 
 
 def error_from_response(status: int, body: bytes, verb: str, target: RequestTarget, context: Context) -> FlkError:
@@ -53,8 +58,12 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
             hint="they may have expired: log in to the cluster again",
             status=status,
         )
-    if status == 403 and ("cannot " in message or not message):
-        return _forbidden(message, verb, target, context)
+    # Of a path that it does not serve, an API server says this.
+    if status in (403, 404) and not reply and body.strip() not in (b"", b"404 page not found"):
+        return not_an_api_server(context, status)
+    unauthorized = re.search(_UNAUTHORIZED, message)
+    if status == 403 and (unauthorized or not message):
+        return _forbidden(unauthorized, verb, target, context)
     if status == 404:
         return _not_found(bool(reply), details, target, context)
     if status == 409:
@@ -118,6 +127,14 @@ def missing_api(resource: Resource, context: Context, served: Sequence[str] = ()
     return MissingApiError(f"{cluster} does not serve {kind}", hint=resource.install, status=404)
 
 
+def not_an_api_server(context: Context, status: int) -> ApiError:
+    """Return the error for an answer that no API server gives, as of a proxy in front of it."""
+    return ApiError(
+        f"{context.server} did not answer as a Kubernetes API server does (HTTP status {status})",
+        hint=f"check the server's address, and the proxy in front of it if there is one: {config_view()}",
+    )
+
+
 def is_final(error: HTTPError) -> bool:
     """Return whether a request without an answer would fail again: a wrong address, protocol or certificate.
 
@@ -139,19 +156,25 @@ def status_object(body: bytes) -> dict[str, Any]:
     return {**reply, "details": reply["details"] if isinstance(reply.get("details"), dict) else {}}
 
 
-def _forbidden(message: str, verb: str, target: RequestTarget, context: Context) -> ForbiddenError:
-    _, _, rest = message.partition('User "')
-    user = rest.partition('"')[0]
-    needed = re.search(r"cannot (\w+) resource", message)
-    if needed and target.resource.subresource:
-        verb = needed[1]  # a WebSocket needs "get" or "create", by the version of the API server
+def _forbidden(
+    unauthorized: re.Match[str] | None, verb: str, target: RequestTarget, context: Context
+) -> ForbiddenError:
+    user, verb, plural, why = unauthorized.groups("") if unauthorized else ("", verb, "", "")
+    if verb == "impersonate":  # which --as needs, before anything is done
+        target = RequestTarget(Resource("", "v1", plural))
     commands = Commands(target.namespace or "", context.named)
     question = f"auth can-i {verb} {target.resource}{'' if target.namespace else ' -A'}"
     return ForbiddenError(
         f"no permission to {verb} {target.resource}{target.location or ' in all namespaces'}"
-        + (f" (as {user})" if user else ""),
+        + (f" (as {user})" if user else "")
+        + (f": {why}" if why else ""),
         hint="ask the cluster's administrator for it; this shows whether you have it: "
-        f"{commands.kubectl(question, namespaced=bool(target.namespace))}",
+        f"{commands.kubectl(question, namespaced=bool(target.namespace))}"
+        + (
+            "; or choose another --target, and with it another kind of objects"
+            if verb == "create" and target.resource.jobs
+            else ""
+        ),
         status=403,
     )
 

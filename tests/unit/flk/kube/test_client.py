@@ -246,28 +246,49 @@ def test_a_server_without_tls_that_wants_credentials_gets_none(fake: Any, client
     "answer",
     [
         *[b'{"items": 5}', b'{"items": [5]}', b'{"items": [{"metadata": 5}]}', b'{"metadata": []}', b"[" * 100_000],
-        *[b'{"items": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xff", b"5"],
+        *[b"<html>Denied</html>", b'{"items": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xff", b"5"],
     ],
 )
-@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize("status", [200, 403, 404])
 def test_an_answer_that_is_none_is_one_line(fake: Any, client: ApiClient, answer: bytes, status: int) -> None:
     fake.fail(status, answer)
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match=f"did not answer as a Kubernetes API server does .HTTP status {status}"):
         client.list_all(ALL)
 
 
-def test_forbidden_names_verb_resource_namespace(fake: Any, client: ApiClient) -> None:
-    said = 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot create resource "pytorchjobs" in API group'
+REFUSED = (
+    'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot create resource "pytorchjobs" in API group "kubeflow.org"'
+)
+FORBIDDEN = "no permission to create pytorchjobs.kubeflow.org in namespace team (as eve)"
+
+
+@pytest.mark.parametrize(
+    ("said", "problem", "hint"),
+    [
+        (REFUSED, FORBIDDEN, "kubectl auth can-i create pytorchjobs.kubeflow.org -n team"),
+        (REFUSED, FORBIDDEN, "or choose another --target"),
+        (f'{REFUSED} in the namespace "team": role "a" not found', f'{FORBIDDEN}: role "a" not found', "can-i"),
+        (
+            'User "eve" cannot impersonate resource "users" in API group "" at the cluster scope',
+            "no permission to impersonate users in all namespaces (as eve)",
+            "kubectl auth can-i impersonate users -A",
+        ),
+    ],
+)
+def test_forbidden_names_verb_resource_namespace(
+    fake: Any, client: ApiClient, said: str, problem: str, hint: str
+) -> None:
     fake.fail(403, fake.status(403, said))
     with pytest.raises(ForbiddenError) as caught:
         client.call("create", ALL, body={})
-    assert str(caught.value) == "no permission to create pytorchjobs.kubeflow.org in namespace team (as eve)"
-    assert "kubectl auth can-i create pytorchjobs.kubeflow.org -n team" in caught.value.hint
+    assert str(caught.value) == problem
+    assert hint in caught.value.hint
 
 
-def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: ApiClient) -> None:
-    fake.fail(403, fake.status(403, "exceeded quota: jobs, requested: 1, used: 5, limited: 5"))
-    with pytest.raises(ApiError, match="exceeded quota: jobs") as caught:
+@pytest.mark.parametrize("said", ["exceeded quota: jobs, used: 5", 'denied by policy "a": you cannot use so many GPUs'])
+def test_what_a_quota_or_a_policy_refuses_is_no_lack_of_permission(fake: Any, client: ApiClient, said: str) -> None:
+    fake.fail(403, fake.status(403, said))
+    with pytest.raises(ApiError, match=said) as caught:
         client.call("create", ALL, body={})
     assert not isinstance(caught.value, ForbiddenError)
 

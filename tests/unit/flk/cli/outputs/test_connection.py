@@ -114,7 +114,10 @@ def test_answer(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
 @pytest.mark.parametrize("command", ["list", "list -A", "logs gpt", "wait gpt", "delete gpt"])
 def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, command: str) -> None:
     for path in ("pytorchjobs", "namespaces/team/pytorchjobs", "namespaces/team/pytorchjobs/gpt"):
-        fake.refused[f"/apis/kubeflow.org/v1/{path}"] = (403, FORBIDDEN)
+        fake.refused[f"/apis/kubeflow.org/v1/{path}"] = (
+            403,
+            FORBIDDEN if path.endswith("gpt") else FORBIDDEN.replace("cannot get", "cannot list"),
+        )
     assert terminal(f"flk {command}") == snapshot
 
 

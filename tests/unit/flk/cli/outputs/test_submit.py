@@ -109,15 +109,6 @@ def test_cluster_without_pytorchjobs(terminal: Terminal, fake: FakeApiServer, sn
     assert terminal("flk submit train.py --name gpt --target pytorchjob") == snapshot
 
 
-def test_code_is_refused_and_the_job_deleted_again(
-    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion
-) -> None:
-    fake.faults.extend([None] * 3)  # the defaults, the job, the look for the archive
-    fake.fail(403, failure(403, 'configmaps "gpt-code-0" is forbidden: exceeded quota: team, requested: configmaps=1'))
-    assert terminal("flk submit train.py --name gpt") == snapshot
-    assert fake.objects[JOBS] == {}
-
-
 @pytest.mark.parametrize("end", ["succeeded", "exception on rank 1"])
 def test_follow(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, end: str) -> None:
     def run(item: dict[str, object]) -> None:
