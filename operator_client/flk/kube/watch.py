@@ -60,7 +60,7 @@ def list_and_watch(
 
     Raises the error of the first list at once, unless the server has answered to ``client`` before. Other errors are
     raised after ``outage`` seconds without an answer in between that can be read. A request that is refused is tried
-    again for a shorter time.
+    again for a shorter time. Where a watch is not allowed, lists follow one another.
     """
     version, listed = "", False  # no version: the next turn lists
     failures = 0  # turns in a row that brought nothing: they choose the pause
@@ -94,8 +94,8 @@ def list_and_watch(
             known = listed or (error.is_outage and client.may_wait())
             if opened and isinstance(error, UnreachableError):
                 failing_since = None  # the server did answer
-            if error.status == 410:
-                version = ""
+            if error.status == 410 or (version and error.status == 403):
+                version = ""  # expired; or who may not watch may list, again and again
             elif not known or (refused and not starting):  # a refusal lasts, but that of a server that starts
                 raise
             failing_since = clock() if failing_since is None else failing_since

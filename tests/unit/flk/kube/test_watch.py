@@ -18,7 +18,7 @@ from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe import resources
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import follow_job
-from tests.support.api_server import JOBS, PODS
+from tests.support.api_server import JOBS, PODS, Fault
 
 
 def event(kind: str, name: str = "p", version: int = 200, uid: str = "1", **more: Any) -> bytes:
@@ -202,12 +202,16 @@ def test_stalled_watch_is_begun_again(fake: Any, client: JobClient) -> None:
     assert told(changes(client, idle=0.3), 2) == ["list", "201"]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_a_starting_server_refuses_is_asked_again_for_a_while(fake: Any, client: JobClient, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "seen"), [(401, ["list", "201"]), (403, ["list", "list", "201"]), (404, ["list", "201"])]
+)
+def test_what_a_starting_server_refuses_is_asked_again_for_a_while(
+    fake: Any, client: JobClient, status: int, seen: list[str]
+) -> None:
     fake.faults.append(None)
     fake.fail(status, times=2)
     fake.watches[PODS].append([event("ADDED", version=201)])
-    assert told(changes(client), 2) == ["list", "201"]
+    assert told(changes(client), len(seen)) == seen
     times = itertools.count(step=20.0)
     fake.faults.append(None)
     fake.fail(status, times=20)
@@ -215,6 +219,12 @@ def test_what_a_starting_server_refuses_is_asked_again_for_a_while(fake: Any, cl
         told(changes(client, clock=lambda: next(times)), 2)
     assert caught.value.status == status
     assert next(times) == 60
+
+
+def test_who_may_not_watch_is_told_of_lists(fake: Any, client: JobClient) -> None:
+    times = itertools.count(step=20.0)
+    fake.faults.extend([None, Fault(403)] * 4)
+    assert told(changes(client, clock=lambda: next(times)), 5) == ["list"] * 5
 
 
 # The follower
