@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, MissingApiError
+from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
 from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import change_job, merge, starting
 from flk.kube import Object, RequestTarget, Resource
@@ -84,30 +84,33 @@ def dry_run(client: JobClient, manifests: Sequence[Object]) -> list[Object]:
     return [_dry_run(client, manifest) for manifest in manifests]
 
 
+def _dry_patch(client: JobClient, manifest: Object) -> Object:
+    return client.api.call("patch", _object(client, manifest), query={"dryRun": "All"}, body={"metadata": {}})
+
+
 def _dry_run(client: JobClient, manifest: Object) -> Object:
-    if _is_shared(manifest):
-        try:
-            return client.api.call("patch", _object(client, manifest), query={"dryRun": "All"}, body={"metadata": {}})
-        except ApiError as error:
-            if error.status != 404:
-                raise
+    if _is_shared(manifest) and client.find(_resource(manifest), manifest["metadata"]["name"], metadata_only=True):
+        return _dry_patch(client, manifest)
     return client.api.call("create", _collection(client, manifest), query={"dryRun": "All"}, body=manifest)
 
 
 def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
     """Have the API server check one manifest of each kind, so that a refusal comes before anything is created.
 
-    The names are not checked: `create_job` finds out whose the existing job is. Raises MissingApiError for a job in a
-    queue where there is no Kueue: the API server takes such a job, and nobody starts it.
+    So is the right to change the job, which `create_job` releases by that: an API server that allows it says only then
+    that there is no such job. The names are not checked: `create_job` finds out whose the existing job is. Raises
+    MissingApiError for a job in a queue where there is no Kueue: the API server takes such a job, and nobody starts it.
     """
     _refuse_queue_without_kueue(client, manifests[0])
+    unborn = {**manifests[0], "metadata": {**manifests[0]["metadata"], "uid": ""}}
     first_of_kind: dict[str, Object] = {}
-    for manifest in manifests:
+    for manifest in (*manifests, *objects_with_uid(unborn)):
         first_of_kind.setdefault(manifest["kind"], manifest)
-    for manifest in first_of_kind.values():
+    checks = [*((_dry_run, manifest) for manifest in first_of_kind.values()), (_dry_patch, manifests[0])]
+    for check, manifest in checks:
         try:
-            _dry_run(client, manifest)
-        except ConflictError:
+            check(client, manifest)
+        except (ConflictError, JobNotFoundError):
             continue
         except FlkError as error:
             if not lacks_dry_run(str(error)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flk.errors import ApiError, ConflictError, MissingApiError
+from flk.errors import ApiError, ConflictError, ForbiddenError, MissingApiError
 from flk.jobs.lifecycle.creation import create_job, dry_run, objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
@@ -21,7 +21,7 @@ from flk.targets.rendezvous import environments
 from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
 from tests.support.jobs import MADE
 
-CHECKS = 2  # requests before the creation, in which the API server checks a manifest of each kind
+CHECKS = 3  # requests before the creation: the API server checks a manifest of each kind, and the right to release
 
 
 def manifests(submission: str = "mine") -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def with_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
     job = create_job(client, manifests())
-    assert fake.asked("POST")[CHECKS:] == [JOBS, MAPS, MAPS]
+    assert fake.asked("POST")[CHECKS - 1 :] == [JOBS, MAPS, MAPS]
     for config in fake.objects[MAPS].values():
         (owner,) = config["metadata"]["ownerReferences"]
         assert owner == {
@@ -256,10 +256,10 @@ def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) ->
 def test_interrupted_submission_deletes_what_it_has_created(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(job: dict[str, Any]) -> list[dict[str, Any]]:
+    def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flk.jobs.lifecycle.creation.objects_with_uid", interrupt)
+    monkeypatch.setattr("flk.jobs.lifecycle.creation._create_owned", interrupt)
     with pytest.raises(KeyboardInterrupt, match="the job gpt was deleted again"):
         create_job(client, manifests())
     assert fake.objects[JOBS] == {}
@@ -283,8 +283,20 @@ def test_what_the_server_refuses_is_refused_before_anything_exists(fake: Any, cl
     with pytest.raises(ApiError) as error:
         create_job(client, manifests())
     assert str(error.value).endswith("exceeded quota: configmaps")
-    assert [request.query for request in fake.requests] == [{"dryRun": "All"}] * CHECKS
+    assert [request.query for request in fake.requests] == [{"dryRun": "All"}] * (CHECKS - 1)
     assert fake.objects[JOBS] == {}
+
+
+@pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
+@pytest.mark.parametrize("lacking", [f"{JOBS}/gpt", SECRETS, f"{MAPS}/flk-runtime-0"])
+@pytest.mark.usefixtures("with_secret")
+def test_a_right_that_is_needed_later_is_missed_before_anything_exists(
+    fake: Any, client: JobClient, lacking: str
+) -> None:
+    fake.refused[lacking] = (403, 'User "ada" cannot do resource "it"')
+    with pytest.raises(ForbiddenError):
+        create_job(client, sharing("gpt"))
+    assert all(request.query for request in fake.requests if request.method == "POST")
 
 
 def test_webhook_that_knows_no_dry_run_does_not_prevent_a_job(fake: Any, client: JobClient) -> None:
@@ -303,7 +315,7 @@ def test_lost_answer(fake: Any, client: JobClient, request_number: int, status: 
     create_job(client, manifests())
     assert list(fake.objects[JOBS]) == ["gpt"]
     assert sorted(fake.objects[MAPS]) == ["gpt-code-0", "gpt-code-1"]
-    assert len(fake.asked("POST")) == CHECKS + (3 if done or request_number == 3 else 4)
+    assert len(fake.asked("POST")) == CHECKS - 1 + (3 if done or request_number == 3 else 4)
     assert not fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
 
 
