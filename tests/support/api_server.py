@@ -247,7 +247,7 @@ class FakeApiServer:
         uid = item["metadata"]["uid"]
         pods = self.objects.get(PODS, {}).values()
         owners = [owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences") or []]
-        if options.get("propagationPolicy") == "Foreground" and uid in owners:
+        if (options.get("propagationPolicy") == "Foreground" and uid in owners) or item["metadata"].get("finalizers"):
             item["metadata"].setdefault("deletionTimestamp", "2026-01-01T02:05:10Z")
         else:
             del self.objects[collection][name]

@@ -292,7 +292,8 @@ def _succeeded(facts: State, seen: JobView) -> State:
 
 def _unfinished(facts: State, seen: JobView, cause: Finding | None) -> State:
     if seen.deletion_began:
-        return replace(facts, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
+        message = f"it is being deleted{seen.kept}"
+        return replace(facts, phase=Phase.TERMINATING, reason="Deleted", message=message, cause=None)
     phase = _phase(seen, cause)
     if cause is None:
         return replace(facts, phase=phase)
@@ -324,10 +325,8 @@ def _phase(seen: JobView, cause: Finding | None) -> Phase:
 def _phase_with_all_pods(seen: JobView, cause: Finding | None) -> Phase:
     """Return the phase of a job whose pods all run. The record lags behind them until their launchers have met."""
     last = seen.latest_attempt
-    if last is not None and last.failure is not None:
-        return Phase.RESTARTING
     # Where all pods take part, a container that has started since the attempt has no launcher of the attempt in it.
-    if last is not None and not seen.resizable and _started_since(last.started, seen):
+    if last is not None and (last.failure or (not seen.resizable and _started_since(last.started, seen))):
         return Phase.RESTARTING
     if cause is None:
         return Phase.RUNNING

@@ -20,9 +20,9 @@ from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
     AGAIN,
     end_of,
-    is_suspended,
     loses_checkpoints,
     queue_of,
+    refuse_deleted,
     refuse_incomplete,
     refuse_to_lose,
     set_suspended,
@@ -78,12 +78,13 @@ def restart(
         if loses_checkpoints(job):
             report(f"the checkpoints of job {name} were in the memory of its pods, which have ended: {AGAIN}")
         return _recreate(client, placed, timeout, report)
+    refuse_deleted(client, job)
     refuse_incomplete(client, job)
     refuse_to_lose(view, lose_progress, report)
     if placed != job:  # no controller moves pods that exist, and only one reads a template that has changed
         return _recreate(client, placed, timeout, report)
     try:
-        if not is_suspended(job):
+        if not target_of(job).suspended(job):
             set_suspended(client, job, True)
             wait_for_pods_to_end(client, job, timeout=timeout, report=report)
     except UsageError:  # it ended before its controller saw the field: nothing starts it again

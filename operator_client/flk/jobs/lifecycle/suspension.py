@@ -55,13 +55,12 @@ def watch_pods_end(
     """
     reported, are_several = time.monotonic(), len(jobs) > 1
     results: dict[JobRef, FlkError | None] = {}
-    left = dict.fromkeys(jobs, 0)  # pods, of the jobs that are not done
+    left = dict.fromkeys(jobs, Observation(None))  # what was seen last of the jobs that are not done
     with Follower(client, jobs) as follower:
-        results.update(_ends(follower, overdue))
         for seen in follower.updates(until):
             results.update(_ends(follower, overdue))
             for job, each in seen.items():
-                left[job] = len(pods_left(each))
+                left[job] = each
                 try:
                     if not is_done(job, each):
                         continue
@@ -72,14 +71,22 @@ def watch_pods_end(
             now, going_on = time.monotonic(), [job for job in jobs if job in follower]
             if until is not None and now >= until:
                 for job in going_on:
-                    hint = "a pod on a node that does not answer stays until the node is removed or is back"
-                    late = WaitTimeoutError(f"{plural(left[job], 'pod')} left", hint=hint)
+                    kept, pods = JobView(left[job]).kept, len(pods_left(left[job]))
+                    hint = (
+                        "controllers remove finalizers; kubectl edit removes one whose controller is gone"
+                        if kept
+                        else "a pod on a node that does not answer stays until the node is removed or is back"
+                    )
+                    late = WaitTimeoutError(f"{plural(pods, 'pod')} left{kept}", hint=hint)
                     results[job] = _begun_with(overdue.format(name=job.name), late)
                     follower.drop(job)
             elif going_on and now - reported > REPORT_EVERY:
-                reported, pods = now, sum(left[job] for job in going_on)
+                reported, pods = now, sum(len(pods_left(left[job])) for job in going_on)
                 whose = plural(len(going_on), "job") if are_several else going_on[0].name
-                report(f"waiting for {plural(pods, 'pod') + ' of ' if pods else ''}{whose} to {awaited}")
+                report(
+                    f"waiting for {plural(pods, 'pod') + ' of ' if pods else ''}{whose} to {awaited}"
+                    + JobView(left[going_on[0]]).kept
+                )
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]
                 jobs = jobs[1:]
@@ -182,7 +189,7 @@ def suspend(
     WaitTimeoutError if pods are left after ``timeout`` seconds.
     """
     job = changeable_job(client, name)
-    changed = not is_suspended(job)
+    changed = not target_of(job).suspended(job)
     if changed:
         if loses_checkpoints(job):
             refuse_to_lose(view_job(client, name), lose_progress, report)
@@ -199,7 +206,7 @@ def resume(client: JobClient, name: str) -> bool:
     """
     job = changeable_job(client, name)
     refuse_incomplete(client, job)
-    suspended = is_suspended(job)
+    suspended = target_of(job).suspended(job)
     if suspended:
         set_suspended(client, job, False)
     return suspended
@@ -234,11 +241,6 @@ def merge(base: Object, change: Object) -> None:
             base[key] = value
 
 
-def is_suspended(job: Object) -> bool:
-    """Return whether the job's spec says that it is suspended."""
-    return target_of(job).suspended(job)
-
-
 def queue_of(job: Object) -> str:
     """Return the name of the Kueue queue of the job; empty if it is in none."""
     return str(labels.of(job).get(labels.QUEUE) or "")
@@ -257,6 +259,16 @@ def refuse_incomplete(client: JobClient, job: Object) -> None:
         raise UsageError(
             f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
             hint=f"delete it, then submit again: {client.commands.flk('delete', name)}",
+        )
+
+
+def refuse_deleted(client: JobClient, job: Object) -> None:
+    """Raise UsageError if somebody has deleted the job, whose pods and then it itself end."""
+    if job["metadata"].get("deletionTimestamp"):
+        name = job["metadata"]["name"]
+        raise UsageError(
+            f"job {name} is being deleted: it cannot start or stop any more",
+            hint=f"{client.commands.flk('delete', name)} waits until it is gone; then it can be submitted again",
         )
 
 
@@ -323,8 +335,9 @@ def stopping_hint(client: JobClient) -> str:
 
 
 def changeable_job(client: JobClient, name: str) -> Object:
-    """Return a job. Raises UsageError if it has ended, or Kueue decides when it runs, and JobNotFoundError."""
+    """Return a job that may change. Raises UsageError for others, with the reason, and JobNotFoundError."""
     job = client.get_job(name)
+    refuse_deleted(client, job)
     refuse_ended(client, job)
     if queue := queue_of(job):
         raise UsageError(

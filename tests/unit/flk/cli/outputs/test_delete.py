@@ -11,7 +11,7 @@ from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient, JobRef
-from tests.support.api_server import PODS, FakeApiServer, failure
+from tests.support.api_server import JOBS, PODS, FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -69,6 +69,12 @@ def test_jobs_of_others_are_deleted_only_by_their_names(terminal: Terminal, fake
 def test_pods_that_stay(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "running")
     assert terminal("flk delete gpt --timeout 1s") == snapshot
+
+
+def test_a_finalizer_that_stays(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
+    fake.add("pytorchjobs", jobs.running("gpt").job)
+    fake.objects[JOBS]["gpt"]["metadata"]["finalizers"] = ["acme.example/keep", "foregroundDeletion"]
+    assert terminal("flk delete gpt --timeout 1s") + "\n" + terminal("flk status gpt") == snapshot
 
 
 def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flk.spec.labels import INCOMPLETE, QUEUE, STARTED
 from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS
 from tests.support.commands import Run
-from tests.support.jobs import JobBuilder
+from tests.support.jobs import MADE, JobBuilder
 
 OLD_SECRET = {"name": "gpt-rendezvous", "key": "secret", "optional": True}
 
@@ -109,14 +109,23 @@ def test_job_that_has_ended_is_neither_suspended_nor_resumed(fake: Any, run: Run
     assert fake.asked("PATCH") == []
 
 
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"labels": {QUEUE: "gold"}}, "job gpt is in queue gold"),
+        ({"deletionTimestamp": MADE}, "job gpt is being deleted"),
+    ],
+)
 @pytest.mark.parametrize("command", ["suspend", "resume", "restart"])
-def test_job_in_a_queue_is_left_to_the_queue(fake: Any, run: Run, command: str) -> None:
+def test_job_in_a_queue_or_one_that_is_being_deleted_is_left_alone(
+    fake: Any, run: Run, command: str, metadata: dict[str, Any], said: str
+) -> None:
     builder = JobBuilder()
-    builder.job["metadata"]["labels"][QUEUE] = "gold"
+    builder.job["metadata"] |= metadata
     builder.add_to(fake)
     code, _, stderr = run(command, "gpt")
     assert code == 2
-    assert "job gpt is in queue gold" in stderr
+    assert said in stderr
     assert fake.asked("PATCH") == []
 
 
