@@ -48,6 +48,12 @@ class Command(typer.core.TyperCommand):
 
     every = False  # whether the help shows all options of a job
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the first `--` among the words of a job's command: what follows it is for the script."""
+        if self.name in SHOWN and "--" in args:
+            args.insert(args.index("--"), "--")
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections. A job's options are in topics with --help-all; else the most needed come first."""
         name = str(self.name)

@@ -153,9 +153,13 @@ def _command(
         here = Path.cwd()
     except FileNotFoundError:
         raise UsageError("this folder is deleted", hint="change to the folder of the code") from None
+    only_arguments = written is not None and words[:1] == ["--"]
+    if "--" in words:
+        words.remove("--")
     if module is not None:
         return ["-m", module, *words], here
-    if words and not words[0].startswith("-"):  # a word that begins with a dash can only have followed `--`
+    # A word that begins with a dash can only have followed `--`, as can arguments of the job file's command.
+    if words and not only_arguments and not words[0].startswith("-"):
         return words, here
     if source is None:
         scripts = sorted(path.name for path in here.glob("*.py") if not _NO_SCRIPT.fullmatch(path.name))

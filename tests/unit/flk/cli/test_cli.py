@@ -25,6 +25,7 @@ from flk.spec.names import DEFAULT_IMAGE
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import VERSION, ExitCode
 from tests.support.commands import Run
+from tests.support.processes import checked
 from tests.unit.flk.cli.outputs import jobs
 
 
@@ -142,8 +143,7 @@ def test_commands_on_jobs_import_no_more_than_they_need(fake: Any, kubeconfig: P
         "    assert main(command.split()) == code, command\n"
         "    assert not heavy & {*sys.modules}, command\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    checked([sys.executable, "-c", code])
 
 
 def test_a_list_of_jobs_that_have_succeeded_imports_no_causes(fake: Any, kubeconfig: Path) -> None:
@@ -151,8 +151,7 @@ def test_a_list_of_jobs_that_have_succeeded_imports_no_causes(fake: Any, kubecon
     code = (
         "import sys\nfrom flk.__main__ import main\nassert main(['list']) == 0\nassert 'flk.health' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    checked([sys.executable, "-c", code])
 
 
 def test_the_start_of_a_command_prepares_nothing_that_it_may_not_need(
@@ -183,8 +182,7 @@ import fnmatch
 tried = fnmatch._compile_pattern.cache_info().currsize  # of the names of files that hold secrets
 assert tried < 10, tried
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    checked([sys.executable, "-c", code])
 
 
 def test_the_end_of_a_command_looks_for_no_garbage() -> None:
@@ -215,12 +213,14 @@ def command(stdout: str) -> list[str]:
         (["train.py", "data", "--replicas", "2", "more"], ["train.py", "data", "more"]),
         (["train.py", "--", "a", "--", "--replicas", "b"], ["train.py", "a", "--", "--replicas", "b"]),
         (["train.py", "--", "--help"], ["train.py", "--help"]),
+        (["-f", "job.yaml", "--", "config.py", "x"], ["train.py", "config.py", "x"]),
         (["-m", "train", "x", "--", "-m", "y"], ["-m", "train", "x", "-m", "y"]),
         (["train.py", "--", "$(HOME)", "a b", ""], ["train.py", "$$(HOME)", "a b", ""]),
     ],
 )
 def test_what_follows_the_script_goes_to_it_as_it_stands(run: Run, words: list[str], expected: list[str]) -> None:
     Path("train.py").touch()
+    Path("job.yaml").write_text("command: train.py\n")
     code, stdout, stderr = run("render", "--no-runtime", *words)
     assert (code, stderr) == (0, "")
     assert command(stdout) == expected
