@@ -149,7 +149,7 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     """
     view = answer.view
     path = _path(client, answer.state.name, answer.state.uid)
-    if view is None or not _is_on() or not (client.ref(answer.state.name).named or path.exists()):
+    if view is None or not _is_on() or not (client.ref(answer.state.name).named or os.path.exists(path)):
         return
     before, secrets = _load(path), secrets_of(view.job)
     if before is not None and before.state.finished and not answer.state.finished:

@@ -270,13 +270,15 @@ def test_an_answer_with_a_loss_that_is_no_number_is_read_again(client: JobClient
     assert [each.loss for each in last.state.progress] == [None]
 
 
+@pytest.mark.parametrize("words", [["gpt"], ["-l", labels.JOB]])
+@pytest.mark.parametrize("inner", ["", "x" * 300])  # of this length, no name can even be looked for
 def test_a_folder_that_cannot_be_written_disturbs_nothing(
-    fake: FakeApiServer, kubeconfig: Path, state_folder: Path
+    fake: FakeApiServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str, words: list[str]
 ) -> None:
     jobs.add(fake, "running")
-    state_folder.parent.mkdir(parents=True)
-    state_folder.write_text("a file, not a folder")
-    assert main(["status", "gpt"]) == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / inner))
+    (tmp_path / "file").write_text("a file, not a folder")
+    assert main(["status", *words]) == 0
 
 
 def test_the_newer_of_the_answer_and_the_launchers_record_counts(fake: FakeApiServer, client: JobClient) -> None:
