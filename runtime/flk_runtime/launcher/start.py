@@ -241,8 +241,15 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], error: SetupErr
 
 def _unread_settings(arguments: Sequence[str]) -> Settings:
     """The settings of a launcher whose environment cannot be read."""
-    end = os.environ.get(pod_env.TERMINATION_LOG, "")
-    return Settings(tuple(arguments), termination_log=end, secrets=tuple(secrets_in(os.environ, arguments)))
+    end, index = (os.environ.get(name, "") for name in (pod_env.TERMINATION_LOG, pod_env.POD_INDEX))
+    return Settings(
+        tuple(arguments),
+        pod=int(index) if index.isdecimal() else 0,
+        pod_name=os.environ.get(user_env.POD_NAME, ""),
+        node=os.environ.get(user_env.NODE_NAME, ""),
+        termination_log=end,
+        secrets=tuple(secrets_in(os.environ, arguments)),
+    )
 
 
 def _record(settings: Settings, failure: Failure, code: int) -> None:

@@ -37,6 +37,7 @@ def test_any_exception_leaves_a_record(
     variables = {
         user_env.JOB: "gpt",
         user_env.POD_NAME: "gpt-worker-0",
+        pod_env.POD_INDEX: "3" if place == "from_environment" else "0",
         pod_env.TERMINATION_LOG: str(tmp_path / "log"),
         "API_TOKEN": "hunter2hunter2",
     }
@@ -52,8 +53,9 @@ def test_any_exception_leaves_a_record(
     assert record is not None
     assert (record.outcome, record.code) == ("failed", ExitCode.ERROR)
     assert record.failure is not None
-    assert (record.failure.kind, record.failure.type) == (Kind.EXCEPTION, "RuntimeError")
-    assert record.failure.message == "no reason: ***"
+    failure = record.failure
+    assert (failure.kind, failure.type, failure.message) == (Kind.EXCEPTION, "RuntimeError", "no reason: ***")
+    assert (str(failure.pod), failure.pod_name) == (variables[pod_env.POD_INDEX], "gpt-worker-0")
     assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: no reason: ***"
 
 
