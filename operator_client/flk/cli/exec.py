@@ -66,12 +66,10 @@ def exec_(
 
 
 def _forward_input(remote: RemoteCommand) -> None:
-    try:
+    with contextlib.suppress(Exception):  # the connection has ended, which the main thread reports
         while data := os.read(sys.stdin.fileno(), 1 << 16):
             remote.send(data)
         remote.end_input()
-    except Exception:  # the connection has ended, which the main thread reports  # noqa: S110
-        pass
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def submit(
         lifecycle.dry_run(submission.client, submission.manifests)
         print(submission.name, flush=True)
         _check(submission)
-        note(f"{submission.name}: nothing was created (dry run); it would be a {_kind(submission)}")
+        note(f"{submission.name}: nothing was created (dry run); it would be a {submission.manifests[0]['kind']}")
         return None
     job = submission.create()
     try:
@@ -91,10 +91,6 @@ def _check(submission: Submission) -> None:
         raise FlkError(f"{submission.name}: nothing was created", code=ExitCode.INFRASTRUCTURE)
 
 
-def _kind(submission: Submission) -> str:
-    return str(submission.manifests[0]["kind"])
-
-
 def _print_submission(submission: Submission, client: JobClient) -> None:
     """Print what was created, and the next three commands, for which ``client`` knows what the job's name means."""
     job, bundle = submission.job, submission.bundle
@@ -105,7 +101,9 @@ def _print_submission(submission: Submission, client: JobClient) -> None:
     if job.spares:
         pods += f", {plural(job.spares, 'spare')}"
     where = f"namespace {client.namespace} of context {client.context}"
-    note(f"created {_kind(submission)} {submission.name} in {where}: {pods}, image {job.image_or_default}")
+    note(
+        f"created {submission.manifests[0]['kind']} {submission.name} in {where}: {pods}, image {job.image_or_default}"
+    )
     if bundle.code is not None:
         kilobytes = max(1, round(len(bundle.code) / 1000))
         files = len(bundle.files)

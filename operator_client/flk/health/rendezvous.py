@@ -36,10 +36,9 @@ def _waiting_since(view: JobView) -> float:
 def _never_joined(view: JobView) -> Found | None:
     since = _waiting_since(view)
     age = view.now - since
-    if not view.from_flk or age < JOIN_DELAY or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
+    starting = age < JOIN_DELAY or any(pod.phase != PodPhase.RUNNING for pod in view.pods)
+    if not view.from_flk or starting or node_lost(view) or view.refused_services:  # why its launcher does not join
         return None
-    if node_lost(view) or view.refused_services:
-        return None  # which is why its launcher does not join
     leader, follower = _last_lines(view, _JOINED), _last_lines(view, _NO_LEADER)
     if leader:
         name, line, match = leader
@@ -79,10 +78,14 @@ def _never_joined(view: JobView) -> Found | None:
 
 def _unresolved(view: JobView) -> Found | None:
     found = _last_lines(view, _NO_LEADER)
-    if view.refused_services or not found or not any(words in found[2][4] for words in _UNRESOLVED):
+    if (
+        view.refused_services
+        or not found
+        or not any(words in found[2][4] for words in _UNRESOLVED)
+        # Its service has no endpoint before the pod runs, at first or in the place of a lost one.
+        or view.pods[0].phase != PodPhase.RUNNING
+    ):
         return None
-    if view.pods[0].phase != PodPhase.RUNNING:
-        return None  # its service has no endpoint before it runs, at first or in the place of a lost pod
     name, line, match = found
     return Found(
         f"{name} cannot resolve the name {match[1]} of the first pod ({match[4].strip()})",

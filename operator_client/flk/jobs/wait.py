@@ -215,7 +215,6 @@ def _states(
     pool = ReadPool()
     followed = {job: _Followed(client.for_job(job), job, Reader(client.for_job(job), shared)) for job in jobs}
     try:
-        yield from _errors(follower)
         for seen in follower.updates(until):
             yield from _errors(follower)
             # The requests end in time: the client has the deadline.

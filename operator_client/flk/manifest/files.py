@@ -196,10 +196,7 @@ def find_module(job: Job, root: Path) -> Path | None:
         return None
     name = job.command[1]
     top, *inner = name.split(".")
-    for folder in (root / top, root / f"{top}.py"):
-        if folder.exists():
-            break
-    else:
+    if not any(path.exists() for path in (root / top, root / f"{top}.py")):
         return None
     base = root.joinpath(top, *inner)
     for file in (base.with_name(f"{base.name}.py"), base / "__main__.py"):

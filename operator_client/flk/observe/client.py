@@ -306,8 +306,7 @@ class JobClient:
         found: list[str] = []
         try:
             with self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
-                for line in lines:
-                    found.append(line.decode(errors="replace"))
+                found.extend(line.decode(errors="replace") for line in lines)
         except ApiError:
             if not found:
                 raise

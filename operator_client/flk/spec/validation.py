@@ -44,10 +44,11 @@ def usage_error(
     error: ValidationError, model: type[BaseModel], *, where: Mapping[str, str], source: str = ""
 ) -> UsageError:
     """Return all mistakes as one UsageError. ``where`` maps the paths of fields to the flags that set them."""
-    mistakes = []
-    for detail in _one_of_each_field(error.errors(include_url=False)):
-        for path, text in _lines(detail):
-            mistakes.append(_mistake(detail, path, text, model, where, source))
+    mistakes = [
+        _mistake(detail, path, text, model, where, source)
+        for detail in _one_of_each_field(error.errors(include_url=False))
+        for path, text in _lines(detail)
+    ]
     return UsageError.of(mistakes)
 
 

@@ -160,9 +160,8 @@ class _Merger:
         """Return whether no line can come any more, but from logs that are being read."""
         if not state.finished:
             return False
-        if all(log.complete for log in self._logs.values()):
-            return True
-        if not any(pod.phase == PodPhase.RUNNING for pod in state.pods):
+        running = any(pod.phase == PodPhase.RUNNING for pod in state.pods)
+        if not running or all(log.complete for log in self._logs.values()):
             return True
         # Pods of a program without flk's launcher may run on after the job has failed.
         over = state.ended is not None and self._client.now() - state.ended > _AFTER_END
@@ -233,8 +232,6 @@ class _Merger:
     def _put(self, lines: Iterable[LogLine | None]) -> None:
         for line in lines:
             while not self._closed.is_set():
-                try:
+                with contextlib.suppress(queue.Full):
                     self.lines.put(line, timeout=0.5)
                     break
-                except queue.Full:
-                    continue

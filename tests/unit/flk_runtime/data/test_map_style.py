@@ -286,9 +286,7 @@ def test_the_rest_of_an_epoch_is_for_the_first_iteration_after_a_restart() -> No
 
 def test_two_loops_over_one_loader_in_each_step_are_told() -> None:
     one = loader(20)
-    told = []
-    for _ in zip(one, one, strict=True):
-        told.append(one.count_step())
+    told = [one.count_step() for _ in zip(one, one, strict=True)]
     assert told == [False, True, True, True, True]
 
 
