@@ -44,7 +44,9 @@ def _resolve(present: list[Launcher], environ: Environ) -> RankInfo:
         if _is_consistent(other, infos.get(other), environ, infos[chosen]):
             if chosen.name == "env" and other in infos:
                 chosen = other  # somebody copied the launcher's numbers to torch's variables
-        elif other not in infos or not _may_contain(infos[other], infos[chosen]):
+        elif other not in infos or not _may_contain(
+            infos[other], infos[chosen], number(environ, chosen.daemons, default=0)
+        ):
             raise DiscoveryError(
                 f"{show(chosen, environ)} and {show(other, environ)} contradict each other: unset the variables that "
                 "are left over from another launcher, or start the script with one launcher only"
@@ -69,9 +71,15 @@ def _is_consistent(other: Launcher, others: RankInfo | None, environ: Environ, i
     return all(number(environ, name) == value for name, value in expected if name in environ)
 
 
-def _may_contain(outer: RankInfo, inner: RankInfo) -> bool:
-    """Whether ``outer``'s launcher may have started ``inner``'s: once per node, with at least one rank on each."""
-    return outer.world_size == outer.nodes and inner.world_size - inner.local_world_size >= outer.nodes - 1
+def _may_contain(outer: RankInfo, inner: RankInfo, daemons: int) -> bool:
+    """Whether ``outer``'s launcher may have started ``inner``'s: once per node, with at least one rank on each.
+
+    Nodes may be without ranks where ``inner``'s launcher tells the number of its ``daemons``: ``outer`` has started all
+    but the first one. 0: it does not tell.
+    """
+    return outer.world_size == outer.nodes and (
+        inner.world_size - inner.local_world_size >= outer.nodes - 1 or outer.world_size == daemons - 1
+    )
 
 
 def _check_alone(environ: Environ) -> None:

@@ -45,7 +45,15 @@ def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
 
 
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
-    """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
+    """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically.
+
+    In a step of several components of a heterogeneous job, Slurm's lists have all nodes by their names, and the numbers
+    of nodes and tasks go from component to component.
+    """
+    components = sorted(name for name in environ if name.startswith("SLURM_JOB_NODELIST_"))
+    if components and environ.get("SLURM_JOB_NODELIST") not in [environ[name] for name in components]:
+        # Several components take part, and the first one has rank 0.
+        launcher = replace(launcher, hosts=(components[0], *launcher.hosts))
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(
         launcher, world_size=first_set(environ, "SLURM_STEP_NUM_TASKS", launcher.world_size), local_world_size=tasks
@@ -53,10 +61,9 @@ def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     names = (launcher.rank, launcher.local_rank, launcher.world_size, launcher.node_rank)
     require(launcher, environ, (*names, tasks), "srun")
     rank, local_rank, world_size, node_rank = (number(environ, name) for name in names)
-    try:
-        local_world_size, nodes, total = tasks_of(environ[tasks], node_rank)
-    except ValueError as error:
-        raise DiscoveryError(f"{tasks}={environ[tasks]}: {error}") from None
+    local_world_size, nodes, total = tasks_of(tasks, environ[tasks], node_rank)
+    if components and "SLURM_GTIDS" in environ:  # the ranks of this node
+        local_world_size = environ["SLURM_GTIDS"].count(",") + 1
     if total != world_size:
         raise DiscoveryError(f"{tasks}={environ[tasks]} lists {total} tasks, but {launcher.world_size}={world_size}")
     return checked(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
@@ -110,7 +117,7 @@ LAUNCHERS = (
     Launcher(
         "openmpi", "OMPI_COMM_WORLD_RANK", read_numbers, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", start_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-        hosts=_HOSTS,
+        hosts=_HOSTS, daemons="OMPI_MCA_ess_base_num_procs",
     ),
     Launcher(  # MPICH, Intel MPI
         "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",

@@ -44,6 +44,7 @@ class Launcher:
     # Variables that together identify one start and are the same on all its ranks: if no port is set, one is derived
     # from their values. None: address and port must both be set.
     start_id: tuple[str, ...] | None = None
+    daemons: str = ""  # the number of its processes that start ranks, the one that the user has started included
     agent_store: bool = False  # whether it may host the ranks' store itself
     final: bool = False  # it sets its variables anew in each process, so variables of other launchers are ignored
     signs: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()  # variables that are set while those others are not
@@ -124,7 +125,8 @@ def checked(
         if rank % local_world_size != local_rank:
             raise DiscoveryError(
                 f"{shown}: {launcher.local_rank} must be {launcher.rank} % {launcher.local_world_size} = "
-                f"{rank % local_world_size}, because ranks are numbered node by node; with mpirun: --map-by slot"
+                f"{rank % local_world_size}, because ranks are numbered node by node: "
+                "mpirun --map-by slot, or mpiexec -hosts a:4,b:4"
             )
     elif nodes == 1 and local_world_size < world_size:
         raise DiscoveryError(
@@ -160,10 +162,7 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
         if nodes == 1:
             address = "127.0.0.1"
         elif hosts in environ:  # srun's, after `read_slurm`
-            try:
-                address = first_host(environ[hosts])
-            except ValueError as error:
-                raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
+            address = first_host(hosts, environ[hosts])
         elif launcher.name == "horovod" and port is None:
             return None
     if address is None:
@@ -211,24 +210,28 @@ _FIRST_HOST = re.compile(rf"((?:[^\[\],\s]|{_BRACKET.pattern.replace('(', '(?:')
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
-def first_host(text: str) -> str:
-    """The first host of a list such as ``a[1-3,07]-ib,b12``. Raises ValueError if ``text`` does not begin with one."""
+def first_host(name: str, text: str) -> str:
+    """The first host of a list such as ``a[1-3,07]-ib,b12``, the value of the variable ``name``.
+
+    Raises DiscoveryError if ``text`` does not begin with a host.
+    """
     match = _FIRST_HOST.match(text)
     if not match:
-        raise ValueError(f"{text!r} is not a list of hosts: expected names like a[1-3,07],b12")
+        raise DiscoveryError(f"{name}={text} is not a list of hosts: expected names like a[1-3,07],b12")
     return _BRACKET.sub(lambda bracket: bracket[1], match[1])
 
 
-def tasks_of(text: str, node: int) -> tuple[int, int, int]:
+def tasks_of(name: str, text: str, node: int) -> tuple[int, int, int]:
     """(tasks of the node with number ``node``, number of nodes, sum of all tasks) of a list of tasks per node.
 
-    The first is 0 if the list has no such node. Raises ValueError if ``text`` is not such a list.
+    The first is 0 if the list, the value of the variable ``name``, has no such node. Raises DiscoveryError if ``text``
+    is not such a list.
     """
     own = nodes = total = 0
     for item in text.split(","):
         match = _TASKS.fullmatch(item)
         if not match:
-            raise ValueError(f"{item!r} is not a number of tasks: expected 2, or 2(x3) for three nodes")
+            raise DiscoveryError(f"{name}={text}: {item!r} is not a number of tasks: expected 2, or 2(x3) on 3 nodes")
         tasks, repeated = int(match[1]), int(match[2] or 1)
         if nodes <= node < nodes + repeated:
             own = tasks

@@ -65,7 +65,10 @@ def run_script(command: Sequence[str]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: the script's threads and exit handlers belong to a run that was not finished."""
+    """End this process at once, without its exit handlers, and though its threads may still run.
+
+    Those of the script of a trial belong to a run that was not finished.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

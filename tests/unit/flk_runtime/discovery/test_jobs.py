@@ -30,8 +30,9 @@ from tests.support.environments import (
 SEEN = sorted(Path(__file__).with_name("environments").glob("*.json"))
 # What started the ranks of each file; by default what the file is called.
 STARTED = {
-    "horovodrun": "horovod", "pytorchjob_auto": "pytorchjob", "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi",
-    "sbatch_srun": "slurm", "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun",
+    "horovodrun": "horovod", "pytorchjob_auto": "pytorchjob", "salloc_openmpi_empty_nodes": "openmpi",
+    "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi", "sbatch_srun": "slurm", "sbatch_srun_components": "slurm",
+    "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun",
     "torchrun_standalone": "torchrun", "torchrun_static": "torchrun",
 }  # fmt: skip
 

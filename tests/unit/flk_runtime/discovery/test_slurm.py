@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flk_runtime.discovery.variables import first_host, tasks_of
+from flk_runtime.errors import DiscoveryError
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from flk_runtime.discovery.variables import first_host, tasks_of
     ],
 )
 def test_the_first_host_of_a_list(text: str, expected: str) -> None:
-    assert first_host(text) == expected
+    assert first_host("HOSTS", text) == expected
 
 
 @pytest.mark.parametrize(
@@ -28,8 +29,8 @@ def test_the_first_host_of_a_list(text: str, expected: str) -> None:
     ["", ",", ",a", "a[", "a[]", "a]", "a[1", "a[-1]", "a[x]", "a[[1]]", "a b", "a[1]\n", "a[٣]"],
 )
 def test_texts_that_are_not_lists_of_hosts(text: str) -> None:
-    with pytest.raises(ValueError, match="list of hosts"):
-        first_host(text)
+    with pytest.raises(DiscoveryError, match="list of hosts"):
+        first_host("HOSTS", text)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,14 @@ def test_texts_that_are_not_lists_of_hosts(text: str) -> None:
 )
 def test_tasks_per_node(text: str, expected: list[int]) -> None:
     for node, tasks in enumerate([*expected, 0]):
-        assert tasks_of(text, node) == (tasks, len(expected), sum(expected))
+        assert tasks_of("TASKS", text, node) == (tasks, len(expected), sum(expected))
 
 
 def test_a_list_of_a_billion_nodes_is_not_expanded() -> None:
-    assert tasks_of("3(x999999999),1", 999_999_999) == (1, 1_000_000_000, 2_999_999_998)
+    assert tasks_of("TASKS", "3(x999999999),1", 999_999_999) == (1, 1_000_000_000, 2_999_999_998)
 
 
 @pytest.mark.parametrize("text", ["", "2,", "2(x)", "2(x3", "x", "-2", "2.0", "2(3)", "1234567890", "٣"])
 def test_texts_that_are_not_lists_of_tasks(text: str) -> None:
-    with pytest.raises(ValueError, match="not a number of tasks"):
-        tasks_of(text, 0)
+    with pytest.raises(DiscoveryError, match="not a number of tasks"):
+        tasks_of("TASKS", text, 0)
