@@ -21,7 +21,12 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
-FLK = {**TORCHRUN, user_env.ATTEMPT: "3", "TORCHELASTIC_RESTART_COUNT": "3"}
+FLK = {
+    **TORCHRUN, user_env.ATTEMPT: "3", "TORCHELASTIC_RESTART_COUNT": "3", "FLK_PROGRESS": "/tmp/r/3/1/progress",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/r/3/1/error.json",
+}  # fmt: skip
+# A rank of a torchrun that a rank of flk has started.
+INSIDE_FLK = {**FLK, **TORCHRUN, "TORCHELASTIC_ERROR_FILE": "/tmp/t/error.json"}
 PODS = {
     "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
     "PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "job-master-0",

@@ -130,6 +130,11 @@ class JobBuilder:
         around = {"answered": frozenset(read), **around}
         return Observation(self.job, pods, NOW, **own, **around)
 
+    def in_queue(self) -> JobBuilder:
+        self.job["spec"]["runPolicy"]["suspend"] = True
+        self.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+        return self
+
     def view(self, **around: Any) -> JobView:
         """The view of the job, with the objects around it."""
         return JobView(self.seen(**around))

@@ -20,7 +20,7 @@ TRAIN = """
     dist.init_process_group("gloo")
     rank, world_size, page = dist.get_rank(), dist.get_world_size(), own_page()
     attempt, numbers = int(os.environ["FLK_ATTEMPT"]), itertools.count(1)
-    memory, files, step = PodMemory.of_this_rank(rank), {}, 0
+    memory, files, step = PodMemory(os.environ["FLK_MEMORY"], attempt, rank), {}, 0
 
     def content(step, rank):
         return f"{step} {rank} ".encode().ljust(64, b".") * (size // 64)

@@ -7,13 +7,11 @@ answer later.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from pathlib import Path
 from typing import TypeVar
 
-from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer, Files, Request, Restorable, SaveKey, ToRestore
@@ -45,12 +43,6 @@ class PodMemory:
         self._path: Path | None = None  # of the latest shard
         self._latest: SaveKey | None = None  # of the latest shard
         self._kept: SaveKey | None = None  # of this attempt's latest checkpoint that all pods hold
-
-    @classmethod
-    def of_this_rank(cls, rank: int) -> PodMemory | None:
-        """The memory of this rank's pod; None if its launcher keeps no checkpoints, or is not flk's."""
-        path = os.environ.get(pod_env.MEMORY)
-        return cls(path, user_env.ATTEMPT.read(os.environ), rank) if path else None
 
     # Saving
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flk_runtime.checkpoint.manager import NO_VOLUME, CheckpointManager, CheckpointOptions, Resumed, progress_of
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
-from flk_runtime.contract import pod_layout, user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.shared.progress import Phase, own_page
@@ -32,7 +32,11 @@ def open_checkpoints(
     ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete, and
     ``on_stored`` if it is in storage, as `Saver` says. Collective. Raises SetupError and CheckpointError.
     """
-    memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
+    memory = (
+        PodMemory(os.environ[pod_env.MEMORY], user_env.ATTEMPT.read(os.environ), process_group.rank())
+        if options.in_memory and pod_env.MEMORY in os.environ and process_group.place().launcher == "flk"
+        else None  # the launcher keeps none, or the script has started these ranks itself, as by a torchrun
+    )
     if not options.place and memory is None:
         return CheckpointManager(options, log)
     with own_page().during(Phase.RESTORING if options.resume else Phase.SAVING):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery.variables import (
     Environ,
     Launcher,
@@ -92,6 +92,12 @@ def read_pod(launcher: Launcher, environ: Environ) -> RankInfo:
     return checked(launcher, environ, pod, 0, pods, 1, pod, pods)
 
 
+def _is_of_flk(environ: Environ) -> bool:
+    """Whether flk's launcher has started this rank itself: a torchrun that a rank starts has a folder of its own."""
+    folders = {environ.get(name, "").rpartition("/")[0] for name in ("TORCHELASTIC_ERROR_FILE", pod_env.PROGRESS)}
+    return user_env.ATTEMPT in environ and len(folders) == 1
+
+
 _LOCAL, _POD, _RANK = frozenset({"LOCAL_RANK"}), frozenset({"PET_NODE_RANK"}), frozenset({"RANK"})
 _NOTHING: frozenset[str] = frozenset()
 # torch.distributed's variables were set by hand, not by an operator in a pod.
@@ -101,6 +107,7 @@ LAUNCHERS = (
     Launcher(
         "flk", user_env.ATTEMPT, read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
         attempt=user_env.ATTEMPT, full_world_size=user_env.FULL_WORLD_SIZE, agent_store=True, final=True,
+        recognise=_is_of_flk,
     ),
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",

@@ -49,10 +49,7 @@ def failed(kind: str, **values: Any) -> JobBuilder:
 
 
 def suspended() -> JobBuilder:
-    job = JobBuilder()
-    job.job["spec"]["runPolicy"]["suspend"] = True
-    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
-    return job
+    return JobBuilder().in_queue()
 
 
 def ignored_by_kueue(**around: Any) -> JobView:

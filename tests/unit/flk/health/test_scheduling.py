@@ -216,10 +216,7 @@ def test_a_provisioning_request_may_take_hours(message: str, group: str) -> None
 
 
 def in_queue() -> JobBuilder:
-    job = JobBuilder()
-    job.job["spec"]["runPolicy"]["suspend"] = True
-    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
-    return job
+    return JobBuilder().in_queue()
 
 
 def waiting_in_queue(name: str, position: int, *owners: str) -> dict[str, Any]:

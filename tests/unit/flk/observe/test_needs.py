@@ -103,9 +103,7 @@ def test_events_of_an_earlier_job_of_the_name_are_left_out() -> None:
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 @pytest.mark.usefixtures("kubeconfig")
 def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fake: Any, version: str) -> None:
-    job = JobBuilder()
-    job.job["spec"]["runPolicy"]["suspend"] = True
-    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job = JobBuilder().in_queue()
     job.add_to(fake)
     path = f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/gold/pendingworkloads"
     fake.documents[path] = {"kind": "PendingWorkloadsSummary", "items": [{"metadata": {"name": "w"}}]}
@@ -131,9 +129,7 @@ def pending_workload(job: str, cluster_queue: int, local_queue: int) -> dict[str
 @pytest.mark.parametrize("command", ["why", "status", "wait"])
 @pytest.mark.usefixtures("kubeconfig")
 def test_commands_say_the_place_in_the_queue_and_who_is_ahead(fake: Any, capsys: Any, command: str) -> None:
-    job = JobBuilder()
-    job.job["spec"]["runPolicy"]["suspend"] = True
-    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job = JobBuilder().in_queue()
     job.add_to(fake)
     meta = {"name": "pytorchjob-gpt-1a2b3", "labels": {"kueue.x-k8s.io/job-uid": "uid-gpt"}}
     short = "couldn't assign flavors to pod set worker: insufficient unused quota for nvidia.com/gpu in flavor h100"
@@ -152,9 +148,7 @@ def test_commands_say_the_place_in_the_queue_and_who_is_ahead(fake: Any, capsys:
 @pytest.mark.usefixtures("kubeconfig")
 def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flk.kube.discovery.KEPT", -1.0)
-    job = JobBuilder()
-    job.job["spec"]["runPolicy"]["suspend"] = True
-    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job = JobBuilder().in_queue()
     job.add_to(fake)
     ignored = find(view_job(JobClient.connect(namespace="team"), "gpt"))[0]
     assert (ignored.code, ignored.resolves_itself) == ("QueueIgnoresJobs", False)

@@ -17,11 +17,18 @@ from flk_runtime.checkpoint.stateful import Values, per_rank, replicated, state_
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device, rng
+from tests.support.environments import INSIDE_FLK
 
 
 def make_manager() -> CheckpointManager:
     options = CheckpointOptions(place=None, seed=0, metadata={}, timeout=60.0, needs_model=False)
     return open_checkpoints(options, print, print, print)
+
+
+def test_the_memory_is_for_the_ranks_that_the_launcher_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**INSIDE_FLK, "FLK_MEMORY": "/nowhere/memory"}.items():
+        monkeypatch.setenv(name, value)
+    assert not make_manager().can_save
 
 
 def test_a_save_reads_the_state_when_all_streams_of_the_gpu_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tests.support.environments import (
     BATCH,
     FLK,
     HOROVOD,
+    INSIDE_FLK,
     MEETING,
     MPICH,
     OPENMPI,
@@ -265,6 +266,7 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
     one = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     assert discover({**one, **MPICH, **MEETING}) == discover({**MPICH, **MEETING})
     assert discover({**one, **TORCHRUN}) == discover(TORCHRUN)
+    assert discover(INSIDE_FLK) == discover(TORCHRUN)
     assert discover({**TRAINER, **MPICH, **MEETING}) == discover({**MPICH, **MEETING})
 
 
