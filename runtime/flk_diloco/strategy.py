@@ -26,11 +26,6 @@ class DiLoCoStrategy:
     def __str__(self) -> str:
         return f"{self.name} ({self._options})"
 
-    def check(self, models: int) -> None:
-        """Raise SetupError for a second model."""
-        if models:
-            raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
-
     def loop(self, parallel: ParallelModel, steps: int) -> OuterLoop:
         """The rounds of this worker. Collective."""
         return OuterLoop(parallel, self._options, self._membership, steps)

@@ -27,9 +27,10 @@ optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=s
 ranks = settings["ranks"]  # of all workers
 with flk.init(log_every=0) as run:
     first = run.worker * run.world_size + run.rank
+    run.parallelize(nn.Linear(7, 5).requires_grad_(False))  # as a teacher, which is in no round
     model, optimizer = run.parallelize(model, optimizer)
     if "weights" in settings:
-        run.load_weights(settings["weights"])
+        run.load_weights(settings["weights"], model=model)
     generator = torch.Generator().manual_seed(5)
     for _ in range(run.steps):  # of the attempts before
         torch.randn(ranks, 4, 7, generator=generator)

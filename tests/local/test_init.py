@@ -24,8 +24,9 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
         else:
             raise AssertionError
         run.barrier()
-        model = torch.nn.Linear(2, 1)
+        model = torch.nn.LazyLinear(1)  # it gets its shapes in its first pass
         assert run.parallelize(model) is model
+        assert model(torch.ones(1, 2)).shape == (1, 1)
         run.close()
         run.close()
         assert not dist.is_initialized()

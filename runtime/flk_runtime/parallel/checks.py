@@ -38,7 +38,8 @@ def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, re
     if found and options.precision is not None:
         raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
     for name, module in model.named_modules() if replicates else ():
-        if getattr(module, "max_norm", None) is not None:  # an embedding, whose forward pass changes its weight
+        # Its forward pass changes its weight. Other modules may have an attribute of this name.
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise SetupError(f"{name!r} has a max_norm, for which each rank would change other rows: leave it out")
 
 

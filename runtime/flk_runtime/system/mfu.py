@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from flk_runtime.system import pytree, rng
@@ -128,7 +129,7 @@ def count(model: nn.Module, calls: Sequence[Call]) -> int:
 def dtype_of(model: nn.Module) -> torch.dtype | None:
     """The dtype that most elements of the parameters of ``model`` have; None if it has no parameters."""
     sizes: dict[torch.dtype, int] = {}
-    for parameter in model.parameters():
+    for parameter in filter(lambda each: not is_lazy(each), model.parameters()):
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     return max(sizes, key=lambda each: sizes[each], default=None)
 

@@ -66,9 +66,6 @@ class Outer(Protocol):
     """The number of this process's worker."""
     workers: int
 
-    def check(self, models: int) -> None:
-        """Raise SetupError if a model cannot be trained after so many other ones."""
-
     def loop(self, parallel: ParallelModel, steps: int) -> OuterLoop:
         """The loop of a model whose ``steps`` were made before. Collective."""
 

@@ -70,9 +70,10 @@ class Models:
         if any(model in (parallel.model, parallel.module) for parallel in self._models.values()):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         _check_optimizers(optimizers)
-        strategy = context.options.outer
-        if strategy:
-            strategy.check(number)
+        # A model that is not trained, such as a teacher, stays in its worker.
+        strategy = context.options.outer if any(each.requires_grad for each in model.parameters()) else None
+        if strategy and self._steps.outer:
+            raise SetupError(f"strategy {strategy.name} trains one model: put all trained parameters into one module")
         if context.options.strategy != "none":
             self._compare(name, options)
         self._metrics.utilisation.watch(model, options.precision.param if options.precision else None)
@@ -90,7 +91,7 @@ class Models:
             )
         self._models[name] = parallel
         parallel.state.trains_alike = context.options.strategy == "none" and not has_fsdp1(parallel.module)
-        if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
+        if self._is_averaged and (context.options.outer or not STRATEGIES[context.options.strategy].shards):
             self._frozen |= {parameter for parameter in parallel.parameters().values() if not parameter.requires_grad}
         for optimizer in optimizers:
             self._hand_over(optimizer)

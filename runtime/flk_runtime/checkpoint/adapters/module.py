@@ -38,13 +38,15 @@ class ModuleState(DistributedStateful):
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
         self._cache = ChunkCache()
-        buffers = {
+        sized = {  # by a forward pass: buffers, and the parameters of lazy modules
             user_name(module, f"{prefix}.{key}".removeprefix(".")): each
             for prefix, child in module.named_modules()
-            for key, each in child._buffers.items()
-            if not is_lazy(each)
+            for key, each in (*child._buffers.items(), *child._parameters.items())
+            if key in child._buffers or is_lazy(each)
         }
-        self._shapes = {name: None if each is None else tuple(each.shape) for name, each in buffers.items()}
+        self._shapes = {
+            name: None if each is None or is_lazy(each) else tuple(each.shape) for name, each in sized.items()
+        }
         self.trains_alike = False
         """Whether nothing but the script keeps whole parameters alike on all ranks, so that a save compares them."""
 
@@ -56,9 +58,9 @@ class ModuleState(DistributedStateful):
         for key, shape in self._shapes.items():
             if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape:
                 raise MismatchError(
-                    f"the buffer {key!r} of {name} has the shape {tuple(value.shape)}, and had {shape} at the "
-                    "start, so that a restart could not load it: give it its shape before flk gets the model, as by a "
-                    "forward pass, or pass persistent=False to register_buffer"
+                    f"{key!r} of {name} has the shape {tuple(value.shape)}, and had {shape} at the start, so that a "
+                    "restart could not load it: give it its shape before flk gets the model, as by a forward pass, or "
+                    "pass persistent=False to register_buffer if it is a buffer"
                 )
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)

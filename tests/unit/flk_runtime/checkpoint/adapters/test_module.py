@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_buffer_that_a_restart_could_not_load_is_refused_when_its_shape_has_ch
     state = ModuleState(bank)
     state.save_state("model")
     bank[0].add(1.0)
-    with pytest.raises(MismatchError, match=r"the buffer '0\.rows' of model has the shape \(1, 2\), and had \(0, 2\)"):
+    with pytest.raises(MismatchError, match=r"'0\.rows' of model has the shape \(1, 2\), and had \(0, 2\)"):
         state.save_state("model")
 
 
@@ -128,11 +129,19 @@ def test_ranks_hold_trained_parameters_alike_that_only_the_script_averages() -> 
     assert list(state.held_alike()) == ["'0.weight'", "'0.bias'"]
 
 
-def test_a_buffer_that_begins_as_none_is_refused_when_it_has_got_a_value() -> None:
-    module = nn.Linear(1, 1)
-    module.register_buffer("mean", None)
-    state = ModuleState(nn.Sequential(module))
-    state.save_state("model")
-    module.mean = torch.zeros(2)
-    with pytest.raises(MismatchError, match=r"the buffer '0\.mean' of model has the shape \(2,\), and had None"):
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("0.mean", lambda module: setattr(module[0], "mean", torch.zeros(2))),
+        ("1.weight", lambda module: module[1](torch.zeros(1, 3))),
+    ],
+)
+def test_what_begins_without_a_shape_is_refused_when_it_has_one(
+    name: str, begin: Callable[[nn.Sequential], object]
+) -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.LazyLinear(2))
+    module[0].register_buffer("mean", None)
+    state = ModuleState(module)
+    begin(module)
+    with pytest.raises(MismatchError, match=rf"'{name}' of model has the shape \(2.*\), and had None at the start"):
         state.save_state("model")
