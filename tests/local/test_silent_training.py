@@ -98,6 +98,7 @@ def dropped_in_no_sync(run, **options):
 class Normed(Net):
     def __init__(self):
         super().__init__()
+        self.head.max_norm = 1.0  # an attribute of the script's own, which means nothing to torch
         torch.nn.utils.parametrizations.spectral_norm(self.head)
 
 def spectral_norm(run):
@@ -225,6 +226,13 @@ def added(run):
     optimizer.step()
     run.step()
 
+def unused(run):
+    model = build()[0]
+    model.spare = nn.Linear(2, 2)
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss(run, model).backward()
+    optimizer.step()
+
 def only_in_no_sync(run):
     model, optimizer = made(run)
     with run.no_sync():
@@ -308,6 +316,7 @@ with group():
             wrong |= {
                 "the ranks train apart: 'embedding.weight' has other values on other ranks": only_in_no_sync,
                 "'embedding.weight' has other values": in_no_sync_after_an_average,
+                "'spare.weight' has no gradient on this rank: pass find_unused_parameters=True": unused,
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "has other values on other ranks: give all ranks": own_gradients,
             }

@@ -100,7 +100,15 @@ def _text(value: Any) -> str:
 
 def _compare_parameters(model: ParallelModel) -> None:
     """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
-    group = model.replicas
-    shards = {name: local(parameter) for name, parameter in model.trained().items()}
+    group, trained = model.replicas, model.trained()
+    shards = {name: local(parameter) for name, parameter in trained.items()}
     if group is not None and (name := first_far(shards, group)):
-        raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {_ADVICE}")
+        unused = [each for each, parameter in trained.items() if parameter.grad is None]
+        # DDP averages none of the gradients that share a bucket with one that is missing.
+        advice = (
+            f"{unused[0]!r} has no gradient on this rank: pass find_unused_parameters=True to parallelize if a step "
+            "does not use all parameters, or freeze those that no step uses"
+            if 0 < len(unused) < len(trained)
+            else _ADVICE
+        )
+        raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {advice}")
