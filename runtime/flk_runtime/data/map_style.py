@@ -69,8 +69,11 @@ class Loader(EpochLoader):
         of_torch = dict(options.of_torch)
         self._drawn = _drawn_orders(of_torch, context, len(dataset))
         self._is_batched = self._drawn is not None and self._drawn.batched  # a position counts batches, not samples
-        # The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined.
-        self._least_rest = 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
+        # The least number that is a step of its own at the end of an epoch, also where an elastic job lacks ranks: its
+        # epochs have as many steps as with all. Batches of a sampler are never joined.
+        self._least_rest = (
+            1 if self._is_batched else max(self._world_size, context.full_world_size, setting(user_env.STANDS_FOR))
+        )
         shuffled = order.OWN if options.shuffle is False else order.SHUFFLED
         self._order = order.SAMPLED if self._drawn else shuffled
         self._samples = len(dataset)  # of the current epoch
