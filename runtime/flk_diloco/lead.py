@@ -149,10 +149,9 @@ class Lead:
             self._result = data
             return False
         self.outer.apply(data)
-        if self._joining and result.joins:
-            self._joining = False
-            return True
-        return False
+        joins = self._joining and result.joins
+        self._joining = self._joining and not joins
+        return joins
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ Torch would say so in the middle of a step, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -70,8 +70,12 @@ def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOp
             )
 
 
-def check_shardable(model: nn.Module, cause: str) -> None:
-    """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words."""
+def check_shardable(model: nn.Module, units: Collection[nn.Module], cause: str) -> None:
+    """Raise SetupError for what cannot be sharded.
+
+    ``units`` are the modules that are sharded by themselves. ``cause``: the strategy or the option that shards, in
+    words.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise SetupError(
@@ -87,6 +91,17 @@ def check_shardable(model: nn.Module, cause: str) -> None:
             raise SetupError(
                 f"{name!r} has a hook for its gradient, which {cause} would drop with the whole parameter: call "
                 "register_post_accumulate_grad_hook after parallelize, or use strategy ddp without precision="
+            )
+    for unit in (*units, model):
+        inner = {
+            each for other in unit.modules() if other in units and other is not unit for each in other.parameters()
+        }
+        own = {each.dtype: name for name, each in unit.named_parameters() if each.requires_grad and each not in inner}
+        if len(own) > 1:
+            raise SetupError(
+                f"a {type(unit).__name__} has {' and '.join(f'{name!r} of {dtype}' for dtype, name in own.items())}, "
+                f"and {cause} shards what is trained of it in one dtype: name its modules of each dtype in blocks=, or "
+                "use strategy ddp without precision="
             )
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:

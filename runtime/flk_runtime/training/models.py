@@ -236,17 +236,13 @@ class Models:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Refuse gradients that the strategy does not average, and have closures return the mean loss."""
-        if self._frozen:
-            for parameter in parameters_in(optimizer):
-                if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
-                    raise SetupError(
-                        f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
-                        "parallelize, so its gradient is not averaged and each rank would train its own: give "
-                        "parallelize what is trained later unfrozen, with find_unused_parameters=True, and freeze it "
-                        "afterwards"
-                    )
-        if not (args[1:] or kwargs):
-            return None
+        for parameter in parameters_in(optimizer) if self._frozen else ():
+            if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
+                raise SetupError(
+                    f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
+                    "parallelize, so its gradient is not averaged and each rank would train its own: give parallelize "
+                    "what is trained later unfrozen, with find_unused_parameters=True, and freeze it afterwards"
+                )
         return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
 
     def _compare(self, name: str, options: ParallelOptions) -> None:

@@ -51,13 +51,19 @@ def reduced() -> nn.Module:
         (sparse, "'x' has sparse gradients, which strategy full_shard cannot reduce"),
         (masked, "'x.weight' has a hook for its gradient, which strategy full_shard would drop"),
         (reduced, "'x.bias' has a hook for its gradient, which strategy full_shard would drop"),
+        (
+            lambda: nn.Linear(2, 2).bfloat16(),
+            "a ModuleDict has 'x.bias' of torch.bfloat16 and 'y.bias' of torch.float32, and strategy full_shard shards",
+        ),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_by_name(make: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        check_shardable(nn.ModuleDict({"x": make(), "y": nn.Linear(2, 2)}), "strategy full_shard")
+        check_shardable(nn.ModuleDict({"x": make(), "y": nn.Linear(2, 2)}), [], "strategy full_shard")
 
 
 @pytest.mark.parametrize("make", [empty, sparse])
-def test_what_is_frozen_has_no_gradient_to_reduce(make: Callable[[bool], nn.Module]) -> None:
-    check_shardable(nn.ModuleDict({"x": make(False)}), "precision=")
+def test_what_is_frozen_has_no_gradient_to_reduce_and_units_may_differ_in_dtype(
+    make: Callable[[bool], nn.Module],
+) -> None:
+    check_shardable(nn.Sequential(make(False), nn.Linear(2, 2), low := nn.Linear(2, 2).half()), [low], "precision=")
