@@ -132,6 +132,7 @@ def not_an_api_server(context: Context, status: int) -> ApiError:
     return ApiError(
         f"{context.server} did not answer as a Kubernetes API server does (HTTP status {status})",
         hint=f"check the server's address, and the proxy in front of it if there is one: {config_view()}",
+        status=0 if status == 404 else status,  # with 404, an API server says that it has no such object
     )
 
 

@@ -221,9 +221,10 @@ def test_what_a_starting_server_refuses_is_asked_again_for_a_while(
     assert next(times) == 60
 
 
-def test_who_may_not_watch_is_told_of_lists(fake: Any, client: JobClient) -> None:
+@pytest.mark.parametrize("body", [b"", b"<html>proxy</html>"])
+def test_who_may_not_watch_is_told_of_lists(fake: Any, client: JobClient, body: bytes) -> None:
     times = itertools.count(step=20.0)
-    fake.faults.extend([None, Fault(403)] * 4)
+    fake.faults.extend([None, Fault(403, body)] * 4)
     assert told(changes(client, clock=lambda: next(times)), 5) == ["list"] * 5
 
 
