@@ -261,7 +261,7 @@ def test_a_word_that_kubectl_takes_before_a_name_is_explained(fake: Any, run: Ru
 def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
     for name in ("a", "b", "c"):
         JobBuilder(1, name=name).all("pod").add_to(fake)
-    said = (403, 'User "eve" cannot delete resource "pytorchjobs"')
+    said = (403, 'User "eve" cannot get resource "pytorchjobs"')
     fake.refused = {f"{JOBS}/a": said, f"{JOBS}/c": said}
     code, stdout, stderr = run("delete", "a", "b", "c", "--timeout", "0")
     assert (code, stdout) == (1, "")
