@@ -271,12 +271,12 @@ def test_an_answer_with_a_loss_that_is_no_number_is_read_again(client: JobClient
 
 
 @pytest.mark.parametrize("words", [["gpt"], ["-l", labels.JOB]])
-@pytest.mark.parametrize("inner", ["", "x" * 300])  # of this length, no name can even be looked for
+@pytest.mark.parametrize("place", ["file", "x" * 300])  # a name of this length cannot even be looked for
 def test_a_folder_that_cannot_be_written_disturbs_nothing(
-    fake: FakeApiServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str, words: list[str]
+    fake: FakeApiServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: list[str]
 ) -> None:
     jobs.add(fake, "running")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / inner))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / place / "state"))
     (tmp_path / "file").write_text("a file, not a folder")
     assert main(["status", *words]) == 0
 

@@ -288,7 +288,7 @@ def test_what_the_server_refuses_is_refused_before_anything_exists(fake: Any, cl
 
 
 @pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
-@pytest.mark.parametrize("lacking", [f"{JOBS}/gpt", SECRETS, f"{MAPS}/flk-runtime-0"])
+@pytest.mark.parametrize("lacking", [f"{JOBS}/gpt", SECRETS])
 @pytest.mark.usefixtures("with_secret")
 def test_a_right_that_is_needed_later_is_missed_before_anything_exists(
     fake: Any, client: JobClient, lacking: str
