@@ -78,8 +78,9 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
                 raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise SetupError(
-                f"a shape in the first step depends on values ({error.func}), which plan does not have: for a plan, "
-                "write loss[mask].mean() as (loss * mask).sum() / mask.sum()"
+                f"the first step depends on values of the model ({error.func}), which plan does not have: for a plan, "
+                "write loss[mask].mean() as (loss * mask).sum() / mask.sum(), and leave out what reads values where "
+                "FLK_TRIAL is set"
             ) from error
         except Exception as error:
             if not isinstance(error, SetupError) and session.captured is None and current.training is None:

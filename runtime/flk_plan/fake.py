@@ -28,6 +28,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             with contextlib.suppress(DataDependentOutputException):  # torch knows the values of constants
                 return super().__torch_dispatch__(func, types, args, kwargs)
             return torch.full((), self._value, dtype=args[0].dtype).item()
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], [each for index in args[1] for each in _without_mask(index)]
         if func is _GROUPED and args[0].dtype != torch.bfloat16:  # the only dtype of which torch knows the shapes
             given = [each.to(torch.bfloat16) for each in args[:2]]
             result: Any = super().__torch_dispatch__(func, types, (*given, *args[2:]), kwargs)
@@ -35,31 +37,33 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+def _without_mask(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """The places at which a mask of the script's data is true: its values are known, and so is what it selects."""
+    if index is None or index.dtype != torch.bool or isinstance(index, FakeTensor):
+        return (index,)
+    return index.nonzero(as_tuple=True)
+
+
 class WithoutData(TorchFunctionMode):
     """Answers 0 where a script reads the value of a fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and isinstance(args[0], FakeTensor):
-            if func in _READS:
-                return _READS[func]
-            if func in _CHECKS:
-                return torch.ones((), dtype=torch.bool).expand(args[0].shape)
-            if func in _COPIES:
-                return _COPIES[func](torch.zeros(args[0].shape, dtype=args[0].dtype))
+            if func in _ANSWERS:
+                return _ANSWERS[func](torch.zeros(args[0].shape, dtype=args[0].dtype))
             if func == torch.Tensor.data.__set__ and args[1].device.type != "meta":  # type: ignore[attr-defined]
                 setattr(args[0], META, False)  # as Module.to_empty does
         return func(*args, **(kwargs or {}))
 
 
-_READS: dict[Callable[..., Any], Any] = {
-    torch.Tensor.item: 0.0,
-    torch.Tensor.__float__: 0.0,
-    torch.Tensor.__int__: 0,
-    torch.Tensor.__bool__: False,
-}
-_CHECKS = (torch.isfinite, torch.Tensor.isfinite)  # 0 is finite
-_COPIES: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
-    torch.Tensor.numpy: torch.Tensor.numpy,
-    torch.Tensor.tolist: torch.Tensor.tolist,
+_READS = (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__)
+# What a function of a tensor gives, from zeros in its place, which take no memory as long as nothing reads them.
+_ANSWERS: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
+    **{each: each for each in (*_READS, torch.Tensor.numpy, torch.Tensor.tolist)},
+    **dict.fromkeys((torch.allclose, torch.Tensor.allclose, torch.equal, torch.Tensor.equal), lambda zeros: True),
+    **dict.fromkeys(
+        (torch.isfinite, torch.Tensor.isfinite), lambda zeros: torch.ones((), dtype=torch.bool).expand(zeros.shape)
+    ),
+    torch._is_all_true: lambda zeros: True,  # what a distribution asks of its arguments
     torch.Tensor.__format__: lambda zeros: "0",
 }

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from flk_plan.capture import CapturedModel
 from flk_plan.communication import Cluster, shard_count
@@ -23,7 +22,9 @@ from flk_plan.hardware import (
 )
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import STRATEGIES
+from flk_runtime.parallel.checks import check_shardable
 from flk_runtime.parallel.computation import has_own_forward
 from flk_runtime.system import mfu
 
@@ -94,17 +95,13 @@ def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     given = captured.options
     # The text of a function has its address. The time of a step does not depend on how values are initialized.
     options = replace(given, init=None, blocks=None)
-    chosen = _names(captured.model, captured.blocks)
+    blocks = set(map(id, captured.blocks))
+    chosen = [name for name, each in captured.model.named_modules() if id(each) in blocks]
     facts = (captured.trace.model_flops, captured.synced, options, given.blocks is None, chosen)
     digest = hashlib.sha256(str(facts).encode())
     for name, each in captured.model.named_parameters():
         digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
     return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
-
-
-def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    chosen = set(map(id, modules))
-    return [name for name, each in model.named_modules() if id(each) in chosen]
 
 
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
@@ -116,9 +113,12 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     """The strategies that the model and its options allow and that differ from each other on these nodes."""
     shards = shard_count("hybrid_shard", cluster, captured.options.shard_size)
     hybrid = 1 < shards < cluster.world_size and cluster.world_size % shards == 0
-    scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
-    kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
-    return [name for name, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
+    kinds = {name: STRATEGIES[name] for name in _STRATEGIES if hybrid or not STRATEGIES[name].replicates}
+    try:
+        check_shardable(captured.model, "sharding")
+    except SetupError:
+        return [name for name, kind in kinds.items() if not kind.shards]
+    return [*kinds]
 
 
 def predictions(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:

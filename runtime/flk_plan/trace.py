@@ -409,7 +409,8 @@ def _setting(value: Any) -> Hashable:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.leaves(value) if isinstance(leaf, torch.Tensor))
+    """The tensors in a tree, but sparse ones: they have no storage, and the model state has gradients of all rows."""
+    return (leaf for leaf in pytree.leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
 
 
 def _size(value: Any) -> int:

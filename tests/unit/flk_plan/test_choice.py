@@ -24,13 +24,13 @@ GIB = 1 << 30
 H100 = find_gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
 
 
-def captured(options: ParallelOptions | None = None, scalar: bool = False) -> CapturedModel:
+def captured(options: ParallelOptions | None = None, beside: Any = None) -> CapturedModel:
     """A model of four blocks with 8.4 million parameters each, after its first step."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         blocks = [nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(4)]
         model = nn.Sequential(*blocks)
-        if scalar:
-            model.temperature = nn.Parameter(torch.tensor(1.0))
+        if beside:
+            blocks[0][0].beside = beside()  # which nothing calls
         x = torch.zeros(4096, 1024)
     optimizer = torch.optim.AdamW(model.parameters())
     tracer = Tracer(model, blocks, H100)
@@ -109,8 +109,13 @@ def test_of_two_that_are_as_fast_it_is_what_communicates_less() -> None:
 
 
 @pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
-def test_the_model_limits_the_choice() -> None:
-    assert choose(captured(scalar=True), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
+@pytest.mark.parametrize(
+    "beside",
+    [lambda: nn.Parameter(torch.tensor(1.0)), lambda: nn.Embedding(4, 2, sparse=True)],
+    ids=["scalar", "sparse"],
+)
+def test_the_model_limits_the_choice(beside: Any) -> None:
+    assert choose(captured(beside=beside), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
 
 
 @pytest.mark.parametrize(
