@@ -56,10 +56,15 @@ class WithoutData(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_READS = (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__)
 # What a function of a tensor gives, from zeros in its place, which take no memory as long as nothing reads them.
 _ANSWERS: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
-    **{each: each for each in (*_READS, torch.Tensor.numpy, torch.Tensor.tolist)},
+    **{
+        each: each
+        for each in (
+            *(torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__),
+            *(torch.Tensor.numpy, torch.Tensor.tolist),
+        )
+    },
     **dict.fromkeys((torch.allclose, torch.Tensor.allclose, torch.equal, torch.Tensor.equal), lambda zeros: True),
     **dict.fromkeys(
         (torch.isfinite, torch.Tensor.isfinite), lambda zeros: torch.ones((), dtype=torch.bool).expand(zeros.shape)

@@ -115,7 +115,7 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     hybrid = 1 < shards < cluster.world_size and cluster.world_size % shards == 0
     kinds = {name: STRATEGIES[name] for name in _STRATEGIES if hybrid or not STRATEGIES[name].replicates}
     try:
-        check_shardable(captured.model, "sharding")
+        check_shardable(captured.model, captured.blocks, captured.options, "sharding")
     except SetupError:
         return [name for name, kind in kinds.items() if not kind.shards]
     return [*kinds]

@@ -242,12 +242,11 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
 def _first(sent: Sequence[Collective], when: When) -> list[Collective]:
     """The collectives of the units whose parameters are used first, and so updated last: the root and an embedding."""
     found = [each for each in sent if each.when is when]
-    return [
-        each
-        for each in found
-        if each is found[0]
-        or (each.unit and (each.unit is found[0].unit or (each.unit.block == OUTSIDE and not each.unit.is_kept)))
-    ]
+    return [each for each in found if each is found[0] or (each.unit is not None and _is_first(each.unit, found[0]))]
+
+
+def _is_first(unit: Unit, first: Collective) -> bool:
+    return unit is first.unit or (unit.block == OUTSIDE and not unit.is_kept)
 
 
 def _copy_seconds(each: Collective, cluster: Cluster) -> float:

@@ -5,7 +5,7 @@ Torch would say so in the middle of a step, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.blocks import sharded_units
 from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.rebind import replaced_name
 from flk_runtime.system.torch_version import require_torch
@@ -70,12 +71,8 @@ def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOp
             )
 
 
-def check_shardable(model: nn.Module, units: Collection[nn.Module], cause: str) -> None:
-    """Raise SetupError for what cannot be sharded.
-
-    ``units`` are the modules that are sharded by themselves. ``cause``: the strategy or the option that shards, in
-    words.
-    """
+def check_shardable(model: nn.Module, blocks: Sequence[nn.Module], options: ParallelOptions, cause: str) -> None:
+    """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise SetupError(
@@ -92,6 +89,7 @@ def check_shardable(model: nn.Module, units: Collection[nn.Module], cause: str) 
                 f"{name!r} has a hook for its gradient, which {cause} would drop with the whole parameter: call "
                 "register_post_accumulate_grad_hook after parallelize, or use strategy ddp without precision="
             )
+    units = sharded_units(model, blocks, options.precision, ends=options.blocks is None)
     for unit in (*units, model):
         inner = {
             each for other in unit.modules() if other in units and other is not unit for each in other.parameters()

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from flk_runtime.contract import user_env
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
-from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
     check_compiles,
@@ -77,7 +77,7 @@ def parallelize(
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     if cause:
-        check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
+        check_shardable(model, blocks, options, cause)
     if not isinstance(options.recompute, bool):
         raise SetupError(f"recompute={options.recompute!r}: expected True or False, for the blocks that blocks= names")
     recomputed = blocks if options.recompute else []

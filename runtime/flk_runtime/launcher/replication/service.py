@@ -300,7 +300,8 @@ class MemoryService:
         except (OSError, CheckpointError) as error:
             if rank in restore.holders:  # else another pod holds it, too, and this one forgets its own
                 self._unreadable(attempt.number, restore.checkpoint)
-            return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {reason(error)}")
+            pods = " or ".join(map(str, holders))
+            return Failed(f"cannot get the shard of rank {rank} from pod {pods}: {reason(error)}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""
@@ -351,7 +352,3 @@ class MemoryService:
         # The rank may overwrite the shard of the restored checkpoint after this.
         attempt.restored_copied.wait()
         return Done()
-
-
-def _pods(holders: list[int]) -> str:
-    return "pod " + " or ".join(map(str, holders))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel import ParallelOptions
 from flk_runtime.parallel.checks import check_shardable
 
 
@@ -59,11 +60,18 @@ def reduced() -> nn.Module:
 )
 def test_what_cannot_be_sharded_is_refused_by_name(make: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        check_shardable(nn.ModuleDict({"x": make(), "y": nn.Linear(2, 2)}), [], "strategy full_shard")
+        check_shardable(
+            nn.ModuleDict({"x": make(), "y": nn.Linear(2, 2)}), [], ParallelOptions(), "strategy full_shard"
+        )
 
 
 @pytest.mark.parametrize("make", [empty, sparse])
 def test_what_is_frozen_has_no_gradient_to_reduce_and_units_may_differ_in_dtype(
     make: Callable[[bool], nn.Module],
 ) -> None:
-    check_shardable(nn.Sequential(make(False), nn.Linear(2, 2), low := nn.Linear(2, 2).half()), [low], "precision=")
+    check_shardable(
+        nn.Sequential(make(False), nn.Linear(2, 2), low := nn.Linear(2, 2).half()),
+        [low],
+        ParallelOptions(),
+        "precision=",
+    )
