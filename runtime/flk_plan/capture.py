@@ -35,6 +35,7 @@ from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.checks import check_shardable
 from flk_runtime.parallel.computation import recompute_activations
 from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.system import pytree, trial
@@ -55,6 +56,13 @@ class CapturedModel:
     trace: StepTrace = field(default_factory=StepTrace)  # without segments until the step is made
     synced: list[bool] = field(default_factory=lambda: [True])  # for each micro-batch: its gradients are communicated
     autocast: torch.dtype | None = None  # in which the model was called
+    can_shard: bool = field(default=False, init=False)  # `run.parallelize` would not refuse to shard the model
+
+    def __post_init__(self) -> None:
+        """Look now: what the script does to the model later, such as hooks, is allowed."""
+        with contextlib.suppress(SetupError):
+            check_shardable(self.model, self.blocks, self.options, "sharding")
+            self.can_shard = True
 
 
 class _StepDone(BaseException):

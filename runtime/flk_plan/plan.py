@@ -22,9 +22,7 @@ from flk_plan.hardware import (
 )
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
-from flk_runtime.errors import SetupError
 from flk_runtime.parallel import STRATEGIES
-from flk_runtime.parallel.checks import check_shardable
 from flk_runtime.parallel.computation import has_own_forward
 from flk_runtime.system import mfu
 
@@ -113,12 +111,11 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     """The strategies that the model and its options allow and that differ from each other on these nodes."""
     shards = shard_count("hybrid_shard", cluster, captured.options.shard_size)
     hybrid = 1 < shards < cluster.world_size and cluster.world_size % shards == 0
-    kinds = {name: STRATEGIES[name] for name in _STRATEGIES if hybrid or not STRATEGIES[name].replicates}
-    try:
-        check_shardable(captured.model, captured.blocks, captured.options, "sharding")
-    except SetupError:
-        return [name for name, kind in kinds.items() if not kind.shards]
-    return [*kinds]
+    return [
+        name
+        for name in _STRATEGIES
+        if (hybrid or not STRATEGIES[name].replicates) and (captured.can_shard or not STRATEGIES[name].shards)
+    ]
 
 
 def predictions(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:

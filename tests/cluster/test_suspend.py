@@ -33,10 +33,10 @@ def test_submission_that_is_killed_holds_no_node(
 
     class Killed(BaseException): ...
 
-    def kill(job: object) -> list[Any]:
+    def kill(*args: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(creation, "objects_with_uid", kill)
+    monkeypatch.setattr(creation, "_share", kill)
     with pytest.raises(Killed):
         creation.create_job(submission.client, submission.manifests)
     kubectl("wait", "--for=condition=Suspended", "pytorchjob/killed", "--timeout=60s")

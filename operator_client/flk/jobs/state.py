@@ -292,8 +292,13 @@ def _succeeded(facts: State, seen: JobView) -> State:
 
 def _unfinished(facts: State, seen: JobView, cause: Finding | None) -> State:
     if seen.deletion_began:
-        message = f"it is being deleted{seen.kept}"
-        return replace(facts, phase=Phase.TERMINATING, reason="Deleted", message=message, cause=None)
+        return replace(
+            facts,
+            phase=Phase.TERMINATING,
+            reason="Deleted",
+            message=f"it is being deleted{seen.seen.kept}",
+            cause=None,
+        )
     phase = _phase(seen, cause)
     if cause is None:
         return replace(facts, phase=phase)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from flk.errors import ApiError, ForbiddenError, MissingApiError
+from flk.errors import ApiError
 from flk.kube.connection import cluster_key
 from flk.kube.errors import missing_api
 from flk.kube.kubeconfig import Context
@@ -112,7 +112,9 @@ class Discovery:
         """Return what the server serves; nothing if it does not tell."""
         try:
             return _parsed(self._answer("get", Document(Resource("", "", "apis"), document=GROUPS)))
-        except (ForbiddenError, MissingApiError):
+        except (ApiError, *foreign.ERRORS) as error:
+            if isinstance(error, ApiError) and error.is_outage:
+                raise
             return {}
 
     @property
@@ -141,16 +143,13 @@ def _has(versions: Mapping[str, list[str]], version: str, resource: Resource) ->
 
 def _parsed(document: Object) -> Groups:
     """Return the groups of an aggregated discovery."""
-    try:
-        return {
-            str(group["metadata"]["name"]): {
-                str(version["version"]): [str(each["resource"]) for each in version.get("resources") or []]
-                for version in group.get("versions") or []
-            }
-            for group in document.get("items") or []
+    return {
+        str(group["metadata"]["name"]): {
+            str(version["version"]): [str(each["resource"]) for each in version.get("resources") or []]
+            for version in group.get("versions") or []
         }
-    except foreign.ERRORS as error:
-        raise ApiError(f"the API server does not say what it serves: {error!r}") from None
+        for group in document.get("items") or []
+    }
 
 
 def in_version(body: Any, target: RequestTarget) -> Any:

@@ -58,8 +58,10 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
             hint="they may have expired: log in to the cluster again",
             status=status,
         )
-    # Of a path that it does not serve, an API server says this.
-    if status in (403, 404) and not reply and body.strip() not in (b"", b"404 page not found"):
+    # Kubelets tell of their pods in text.
+    if status in (403, 404) and not (
+        reply or target.resource.subresource or body.strip() in (b"", b"404 page not found")
+    ):
         return not_an_api_server(context, status)
     unauthorized = re.search(_UNAUTHORIZED, message)
     if status == 403 and (unauthorized or not message):
@@ -172,7 +174,7 @@ def _forbidden(
         hint="ask the cluster's administrator for it; this shows whether you have it: "
         f"{commands.kubectl(question, namespaced=bool(target.namespace))}"
         + (
-            "; or choose another --target, and with it another kind of objects"
+            "; or choose another kind of objects with --target of flk submit"
             if verb == "create" and target.resource.jobs
             else ""
         ),

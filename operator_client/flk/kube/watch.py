@@ -94,8 +94,8 @@ def list_and_watch(
             known = listed or (error.is_outage and client.may_wait())
             if opened and isinstance(error, UnreachableError):
                 failing_since = None  # the server did answer
-            silent = failures > 1 and isinstance(error, UnreachableError)  # again and again: a proxy may hold it back
-            # It has expired; or a list tells what no watch does, because it is not allowed, or nothing comes of it.
+            silent = failures > 1 and isinstance(error, UnreachableError)  # a proxy may hold the watch back
+            # The version has expired; or a list tells what a watch does not, which is refused or stays silent.
             if error.status == 410 or (version and (error.status == 403 or silent)):
                 version = ""
             elif not known or (refused and not starting):  # a refusal lasts, but that of a server that starts

@@ -87,6 +87,13 @@ class Observation:
         """UID of the job; empty if it is not known."""
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
 
+    @property
+    def kept(self) -> str:
+        """That finalizers keep a job that is being deleted, now that its pods are gone; empty: none do."""
+        finalizers = (self.job or {}).get("metadata", {}).get("finalizers") or []
+        named = ", ".join(str(name) for name in finalizers if name != "foregroundDeletion")
+        return f", and finalizers keep it: {named}" if named and not self.pods else ""
+
     def has_read(self, what: What, name: str = "") -> bool:
         """Return whether this was asked for and answered. If not, nothing follows from what is not there."""
         made = [need for need in self.answered if (need.what, need.name) == (what, name)]

@@ -112,12 +112,6 @@ class JobView:
         return timestamp(self._meta.get("deletionTimestamp"))
 
     @property
-    def kept(self) -> str:
-        """That finalizers keep a job that is being deleted, now that its pods are gone; empty: none do."""
-        named = [str(name) for name in self._meta.get("finalizers") or [] if name != "foregroundDeletion"]
-        return f", and finalizers keep it: {', '.join(named)}" if named and not self.objects else ""
-
-    @property
     def created(self) -> float:
         """When the job was created, in seconds since the epoch."""
         entry = self.seen.entry

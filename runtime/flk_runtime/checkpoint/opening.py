@@ -35,8 +35,13 @@ def open_checkpoints(
     memory = (
         PodMemory(os.environ[pod_env.MEMORY], user_env.ATTEMPT.read(os.environ), process_group.rank())
         if options.in_memory and pod_env.MEMORY in os.environ and process_group.place().launcher == "flk"
-        else None  # the launcher keeps none, or the script has started these ranks itself, as by a torchrun
+        else None
     )
+    if memory is None and options.in_memory and pod_env.MEMORY in os.environ:
+        log(
+            "flk: the memory of the pods keeps no checkpoints of this training, since another launcher has started its "
+            "ranks, or TORCHELASTIC_ERROR_FILE is not the one that flk has set"
+        )
     if not options.place and memory is None:
         return CheckpointManager(options, log)
     with own_page().during(Phase.RESTORING if options.resume else Phase.SAVING):

@@ -47,12 +47,16 @@ def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically.
 
-    In a step of several components of a heterogeneous job, Slurm's lists have all nodes by their names, and the numbers
-    of nodes and tasks go from component to component.
+    In a step of all components of a heterogeneous job, Slurm's lists have all nodes by their names, and the numbers of
+    nodes and tasks go from component to component.
     """
     components = sorted(name for name in environ if name.startswith("SLURM_JOB_NODELIST_"))
-    if components and environ.get("SLURM_JOB_NODELIST") not in [environ[name] for name in components]:
-        # Several components take part, and the first one has rank 0.
+    if (
+        len(components) > 1
+        and environ.get("SLURM_JOB_ID_HET_GROUP_0") == environ.get("SLURM_JOB_ID")  # else they are of another job
+        and sum(number(environ, name) for name in environ if name.startswith("SLURM_JOB_NUM_NODES_HET_GROUP_"))
+        == number(environ, "SLURM_STEP_NUM_NODES", default=0)
+    ):  # all of them take part, and the first one has rank 0
         launcher = replace(launcher, hosts=(components[0], *launcher.hosts))
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(

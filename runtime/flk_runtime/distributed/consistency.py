@@ -50,17 +50,13 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
         raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
 
-def _digest(value: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
-
-
 def find_difference(call: str, lines: Sequence[Line]) -> str | None:
     """The first difference between the ranks' ``lines``, in words, with the ranks on each side. Collective.
 
     None if there is none. ``call`` names where the rank is, and is compared too.
     """
     lines = [("the call", call), *lines]
-    own = _digest(lines)
+    own = int.from_bytes(hashlib.blake2b(repr(lines).encode(), digest_size=8).digest(), "big") >> 1
     largest, negative_smallest = maximum(own, -own)
     if largest == -negative_smallest:
         return None

@@ -89,7 +89,8 @@ def check_shardable(model: nn.Module, blocks: Sequence[nn.Module], options: Para
                 f"{name!r} has a hook for its gradient, which {cause} would drop with the whole parameter: call "
                 "register_post_accumulate_grad_hook after parallelize, or use strategy ddp without precision="
             )
-    units = sharded_units(model, blocks, options.precision, ends=options.blocks is None)
+    # A mapping, since a model may have thousands of units.
+    units = dict.fromkeys(sharded_units(model, blocks, options.precision, ends=options.blocks is None))
     for unit in (*units, model):
         inner = {
             each for other in unit.modules() if other in units and other is not unit for each in other.parameters()
@@ -98,8 +99,8 @@ def check_shardable(model: nn.Module, blocks: Sequence[nn.Module], options: Para
         if len(own) > 1:
             raise SetupError(
                 f"a {type(unit).__name__} has {' and '.join(f'{name!r} of {dtype}' for dtype, name in own.items())}, "
-                f"and {cause} shards what is trained of it in one dtype: name its modules of each dtype in blocks=, or "
-                "use strategy ddp without precision="
+                f"and {cause} shards what is trained of it in one dtype: give it one, as by .to(torch.bfloat16), name "
+                "its modules of each dtype in blocks=, or use strategy ddp without precision="
             )
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:

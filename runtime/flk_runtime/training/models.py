@@ -241,9 +241,10 @@ class Models:
                 raise SetupError(
                     f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
                     "parallelize, so its gradient is not averaged and each rank would train its own: give parallelize "
-                    "what is trained later unfrozen, with find_unused_parameters=True, and freeze it afterwards"
+                    "what is trained later unfrozen"
+                    + ("" if self._context.options.outer else ", with find_unused_parameters=True, and freeze it later")
                 )
-        return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
+        return (*args[:1], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
 
     def _compare(self, name: str, options: ParallelOptions) -> None:
         """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""

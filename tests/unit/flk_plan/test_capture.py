@@ -168,6 +168,11 @@ assert model(x)[mask].shape == (2, 8) and model(x)[mask, None, torch.arange(8) <
 model(x)[mask, 1:].square().mean().backward()
 optimizer.step()
 """,
+    "a hook for gradients after parallelize": MODEL
+    + ADAMW
+    + "shard(model, optimizer)\n"
+    + "for each in model.parameters():\n    each.register_post_accumulate_grad_hook(print)\n"
+    + STEP,
     "sparse gradients": """
 model = nn.Sequential(nn.Embedding(16, 8, sparse=True), nn.Linear(8, 8))
 x = torch.arange(4)
@@ -210,7 +215,7 @@ torch.distributed.init_process_group("nccl")
 def test_a_script_is_captured_with(what: str, captured: Any, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("")
     found = captured(SCRIPTS[what])
-    assert len(found.optimizers) == 1
+    assert (len(found.optimizers), found.can_shard) == (1, what != "sparse gradients")
     assert found.trace.model_flops > 0
 
 

@@ -97,8 +97,8 @@ def _dry_run(client: JobClient, manifest: Object) -> Object:
 def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
     """Have the API server check one manifest of each kind, so that a refusal comes before anything is created.
 
-    So is the right to change the job, which `create_job` releases by that: an API server that allows it says only then
-    that there is no such job. The names are not checked: `create_job` finds out whose the existing job is. Raises
+    It also checks the right to patch the job, by which `create_job` releases it: with that right, the answer is that
+    there is no such job. The names are not checked: `create_job` finds out whose the existing job is. Raises
     MissingApiError for a job in a queue where there is no Kueue: the API server takes such a job, and nobody starts it.
     """
     _refuse_queue_without_kueue(client, manifests[0])

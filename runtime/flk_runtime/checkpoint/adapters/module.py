@@ -56,11 +56,11 @@ class ModuleState(DistributedStateful):
     def save_state(self, name: str) -> SplitState:
         state = self.entries()
         for key, shape in self._shapes.items():
-            if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape:
+            if isinstance(value := state.get(key), torch.Tensor) and (is_lazy(value) or value.shape != shape):
                 raise MismatchError(
-                    f"{key!r} of {name} has the shape {tuple(value.shape)}, and had {shape} at the start, so that a "
-                    "restart could not load it: give it its shape before flk gets the model, as by a forward pass, or "
-                    "pass persistent=False to register_buffer if it is a buffer"
+                    f"{key!r} of {name} has the shape {None if is_lazy(value) else tuple(value.shape)}, and had "
+                    f"{shape} at the start, so that a restart could not load it: give it its shape before flk gets the "
+                    "model, as by a forward pass, or pass persistent=False to register_buffer if it is a buffer"
                 )
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)

@@ -103,7 +103,11 @@ def _compare_parameters(model: ParallelModel) -> None:
     group, trained = model.replicas, model.trained()
     shards = {name: local(parameter) for name, parameter in trained.items()}
     if group is not None and (name := first_far(shards, group)):
-        unused = [each for each, parameter in trained.items() if parameter.grad is None]
+        unused = [
+            each
+            for each, parameter in trained.items()
+            if parameter.grad is None and not getattr(model.module, "find_unused_parameters", True)
+        ]
         # DDP averages none of the gradients that share a bucket with one that is missing.
         advice = (
             f"{unused[0]!r} has no gradient on this rank: pass find_unused_parameters=True to parallelize if a step "

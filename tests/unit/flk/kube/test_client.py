@@ -266,7 +266,7 @@ FORBIDDEN = "no permission to create pytorchjobs.kubeflow.org in namespace team 
     ("said", "problem", "hint"),
     [
         (REFUSED, FORBIDDEN, "kubectl auth can-i create pytorchjobs.kubeflow.org -n team"),
-        (REFUSED, FORBIDDEN, "or choose another --target"),
+        (REFUSED, FORBIDDEN, "or choose another kind of objects with --target"),
         (f'{REFUSED} in the namespace "team": role "a" not found', f'{FORBIDDEN}: role "a" not found', "can-i"),
         (
             'User "eve" cannot impersonate resource "users" in API group "" at the cluster scope',

@@ -123,8 +123,14 @@ def test_a_group_that_has_other_kinds_does_not_serve_this_one(fake: FakeApiServe
         client.list_all(RequestTarget(GROUPS, "team"))
 
 
-def test_where_discovery_may_not_be_read_every_kind_is_asked_for_once(fake: FakeApiServer, kubeconfig: Any) -> None:
-    fake.refused["/apis"] = (403, 'User "ada" cannot get path "/apis"')
+@pytest.mark.parametrize(
+    ("answers", "answer"),
+    [("refused", (403, 'User "ada" cannot get path "/apis"')), ("documents", b"<html>from a proxy</html>")],
+)
+def test_where_discovery_may_not_be_read_every_kind_is_asked_for_once(
+    fake: FakeApiServer, kubeconfig: Any, answers: str, answer: Any
+) -> None:
+    getattr(fake, answers)["/apis"] = answer
     pauses: list[float] = []
     client = ApiClient(connect(), sleep=pauses.append)
     assert client.serves(JOBSETS)

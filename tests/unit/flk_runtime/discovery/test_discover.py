@@ -178,17 +178,24 @@ def test_mpich_on_one_node_needs_a_port() -> None:
 def test_slurm() -> None:
     info = discover(SLURM)
     assert info == RankInfo(5, 1, 7, 2, 2, "slurm", info.master, 0, 4)
-    assert info.master
     last = {**SLURM, "SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2"}
     assert discover(last) == RankInfo(6, 0, 7, 1, 3, "slurm", info.master, 2, 4)
     assert discover({**SLURM, "SLURM_STEP_ID": "1"}).master != info.master
     assert discover({**SLURM, "SLURM_JOB_ID": "813"}).master != info.master
     assert discover({**SLURM, "MASTER_ADDR": "ib7"}).master == ("ib7", info.master[1])
     assert discover({**SLURM, "MASTER_PORT": "4000"}).master == ("gpu07", 4000)
-    # Components of a heterogeneous job: the first one has rank 0, unless a step has one of the others alone.
-    parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "login2", "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu[05-12]"}
-    assert discover({**SLURM, **parts, "SLURM_JOB_NODELIST": "gpu[05-12],login2"}).master == ("login2", info.master[1])
-    assert discover({**SLURM, **parts}).master == info.master
+    # Components of a heterogeneous job: the first one has rank 0 in a step of all, but not of some, nor of another job.
+    parts = {
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "login2",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu[05-12]",
+        "SLURM_JOB_NUM_NODES_HET_GROUP_0": "1",
+        "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3",
+        "SLURM_JOB_ID_HET_GROUP_0": SLURM["SLURM_JOB_ID"],
+        "SLURM_STEP_NUM_NODES": "4",
+    }
+    assert discover({**SLURM, **parts}).master == ("login2", info.master[1])
+    for other in ({"SLURM_STEP_NUM_NODES": "2"}, {"SLURM_JOB_ID_HET_GROUP_0": "1"}):
+        assert discover({**SLURM, **parts, **other}).master == info.master
 
 
 def test_slurm_knows_its_nodes_where_ranks_go_round_them() -> None:
