@@ -149,9 +149,10 @@ class Lead:
             self._result = data
             return False
         self.outer.apply(data)
-        joins = self._joining and result.joins
-        self._joining = self._joining and not joins
-        return joins
+        if self._joining and result.joins:
+            self._joining = False
+            return True
+        return False
 
 
 def say(text: str) -> None:

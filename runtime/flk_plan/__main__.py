@@ -20,7 +20,7 @@ from flk_plan.hardware import FABRICS, find_gpu, gpu_of_type
 from flk_plan.plan import identity, make_plan
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.system import trial
+from flk_runtime.system import host
 
 
 def main() -> int:
@@ -59,4 +59,4 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    trial.leave(main())
+    host.exit_at_once(main())

@@ -38,7 +38,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _without_mask(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The places at which a mask of the script's data is true: its values are known, and so is what it selects."""
+    """An index without masks: for a mask of the script's data, whose values are known, the places where it is true."""
     if index is None or index.dtype != torch.bool or isinstance(index, FakeTensor):
         return (index,)
     return index.nonzero(as_tuple=True)
@@ -58,13 +58,12 @@ class WithoutData(TorchFunctionMode):
 
 # What a function of a tensor gives, from zeros in its place, which take no memory as long as nothing reads them.
 _ANSWERS: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
-    **{
-        each: each
-        for each in (
-            *(torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__),
-            *(torch.Tensor.numpy, torch.Tensor.tolist),
-        )
-    },
+    torch.Tensor.item: torch.Tensor.item,
+    torch.Tensor.__float__: torch.Tensor.__float__,
+    torch.Tensor.__int__: torch.Tensor.__int__,
+    torch.Tensor.__bool__: torch.Tensor.__bool__,
+    torch.Tensor.numpy: torch.Tensor.numpy,
+    torch.Tensor.tolist: torch.Tensor.tolist,
     **dict.fromkeys((torch.allclose, torch.Tensor.allclose, torch.equal, torch.Tensor.equal), lambda zeros: True),
     **dict.fromkeys(
         (torch.isfinite, torch.Tensor.isfinite), lambda zeros: torch.ones((), dtype=torch.bool).expand(zeros.shape)

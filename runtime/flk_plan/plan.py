@@ -93,8 +93,7 @@ def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     given = captured.options
     # The text of a function has its address. The time of a step does not depend on how values are initialized.
     options = replace(given, init=None, blocks=None)
-    blocks = set(map(id, captured.blocks))
-    chosen = [name for name, each in captured.model.named_modules() if id(each) in blocks]
+    chosen = [name for name, each in captured.model.named_modules() if each in captured.blocks]
     facts = (captured.trace.model_flops, captured.synced, options, given.blocks is None, chosen)
     digest = hashlib.sha256(str(facts).encode())
     for name, each in captured.model.named_parameters():

@@ -409,7 +409,7 @@ def _setting(value: Any) -> Hashable:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a tree, but sparse ones: they have no storage, and the model state has gradients of all rows."""
+    """The dense tensors in a tree. Sparse ones have no storage, and the model state counts gradients of all rows."""
     return (leaf for leaf in pytree.leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
 
 

@@ -221,5 +221,5 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         time.sleep(_TOLD)
-        trial.leave(1)
-    trial.leave(0)
+        host.exit_at_once(1)
+    host.exit_at_once(0)

@@ -37,7 +37,8 @@ def _never_joined(view: JobView) -> Found | None:
     since = _waiting_since(view)
     age = view.now - since
     starting = age < JOIN_DELAY or any(pod.phase != PodPhase.RUNNING for pod in view.pods)
-    if not view.from_flk or starting or node_lost(view) or view.refused_services:  # why its launcher does not join
+    # A lost node or a refused Service would be why a launcher does not join.
+    if not view.from_flk or starting or node_lost(view) or view.refused_services:
         return None
     leader, follower = _last_lines(view, _JOINED), _last_lines(view, _NO_LEADER)
     if leader:
@@ -78,12 +79,12 @@ def _never_joined(view: JobView) -> Found | None:
 
 def _unresolved(view: JobView) -> Found | None:
     found = _last_lines(view, _NO_LEADER)
+    # The Service of the first pod has no endpoint before the pod runs, at first or in the place of a lost one.
     if (
         view.refused_services
         or not found
-        or not any(words in found[2][4] for words in _UNRESOLVED)
-        # Its service has no endpoint before the pod runs, at first or in the place of a lost one.
         or view.pods[0].phase != PodPhase.RUNNING
+        or not any(words in found[2][4] for words in _UNRESOLVED)
     ):
         return None
     name, line, match = found

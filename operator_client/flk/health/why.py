@@ -162,7 +162,7 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
         return "the job has succeeded", True
     ready = sum(pod.is_up for pod in view.pods)
     if view.deletion_began:
-        return f"the job is being deleted{view.seen.kept}", True
+        return f"the job is being deleted{view.seen.kept_by_finalizers}", True
     if ready == len(view.pods) and view.slow:
         slow = "; ".join(rank.summary for rank in view.slow)
         return f"{plural(ready, 'pod')} of {len(view.pods)} run, and the others wait: {slow}", True

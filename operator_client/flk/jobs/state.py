@@ -296,7 +296,7 @@ def _unfinished(facts: State, seen: JobView, cause: Finding | None) -> State:
             facts,
             phase=Phase.TERMINATING,
             reason="Deleted",
-            message=f"it is being deleted{seen.seen.kept}",
+            message=f"it is being deleted{seen.seen.kept_by_finalizers}",
             cause=None,
         )
     phase = _phase(seen, cause)
@@ -330,7 +330,8 @@ def _phase(seen: JobView, cause: Finding | None) -> Phase:
 def _phase_with_all_pods(seen: JobView, cause: Finding | None) -> Phase:
     """Return the phase of a job whose pods all run. The record lags behind them until their launchers have met."""
     last = seen.latest_attempt
-    # Where all pods take part, a container that has started since the attempt has no launcher of the attempt in it.
+    # The attempt has failed. Or a container has started since, which has no launcher of the attempt in it; where fewer
+    # pods may take part, it may be that of another pod.
     if last is not None and (last.failure or (not seen.resizable and _started_since(last.started, seen))):
         return Phase.RESTARTING
     if cause is None:

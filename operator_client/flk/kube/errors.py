@@ -58,7 +58,7 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
             hint="they may have expired: log in to the cluster again",
             status=status,
         )
-    # Kubelets tell of their pods in text.
+    # A proxy answers without a Status, and so do API servers for paths that they do not serve, and kubelets for pods.
     if status in (403, 404) and not (
         reply or target.resource.subresource or body.strip() in (b"", b"404 page not found")
     ):

@@ -88,8 +88,8 @@ class Observation:
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
 
     @property
-    def kept(self) -> str:
-        """That finalizers keep a job that is being deleted, now that its pods are gone; empty: none do."""
+    def kept_by_finalizers(self) -> str:
+        """What follows "it is being deleted": the finalizers that keep a job without pods; empty if there are none."""
         finalizers = (self.job or {}).get("metadata", {}).get("finalizers") or []
         named = ", ".join(str(name) for name in finalizers if name != "foregroundDeletion")
         return f", and finalizers keep it: {named}" if named and not self.pods else ""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.system import trial
+from flk_runtime.system import host, trial
 from flk_runtime.training.process import current
 from flk_runtime.training.run import Run
 
@@ -93,4 +93,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    trial.leave(main())
+    host.exit_at_once(main())

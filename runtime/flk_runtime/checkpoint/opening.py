@@ -32,12 +32,10 @@ def open_checkpoints(
     ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete, and
     ``on_stored`` if it is in storage, as `Saver` says. Collective. Raises SetupError and CheckpointError.
     """
-    memory = (
-        PodMemory(os.environ[pod_env.MEMORY], user_env.ATTEMPT.read(os.environ), process_group.rank())
-        if options.in_memory and pod_env.MEMORY in os.environ and process_group.place().launcher == "flk"
-        else None
-    )
-    if memory is None and options.in_memory and pod_env.MEMORY in os.environ:
+    memory, path = None, os.environ.get(pod_env.MEMORY) if options.in_memory else None
+    if path and process_group.place().launcher == "flk":
+        memory = PodMemory(path, user_env.ATTEMPT.read(os.environ), process_group.rank())
+    elif path:
         log(
             "flk: the memory of the pods keeps no checkpoints of this training, since another launcher has started its "
             "ranks, or TORCHELASTIC_ERROR_FILE is not the one that flk has set"

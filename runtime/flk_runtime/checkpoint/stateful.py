@@ -152,10 +152,9 @@ def beside(own: Any, value: Any) -> Any:
 
 def state_of(thing: Stateful) -> dict[str, Any]:
     """The state of ``thing`` as it is saved: without functions of a scheduler, as SWALR of torch 2.9 has one."""
-    state = thing.state_dict()
-    if isinstance(inside_of(thing), torch.optim.lr_scheduler.LRScheduler):
-        state = {key: value for key, value in state.items() if not inspect.isroutine(value)}
-    return state
+    if not isinstance(inside_of(thing), torch.optim.lr_scheduler.LRScheduler):
+        return thing.state_dict()
+    return {key: value for key, value in thing.state_dict().items() if not inspect.isroutine(value)}
 
 
 def load_into(thing: Stateful, state: dict[str, Any]) -> None:

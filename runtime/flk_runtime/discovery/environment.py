@@ -74,8 +74,8 @@ def _is_consistent(other: Launcher, others: RankInfo | None, environ: Environ, i
 def _may_contain(outer: RankInfo, inner: RankInfo, daemons: int) -> bool:
     """Whether ``outer``'s launcher may have started ``inner``'s: once per node, with at least one rank on each.
 
-    Nodes may be without ranks where ``inner``'s launcher tells the number of its ``daemons``: ``outer`` has started all
-    but the first one. 0: it does not tell.
+    Nodes may have no rank if ``inner``'s launcher tells the number of its ``daemons``, of which ``outer`` has started
+    all but the first. 0: it does not tell.
     """
     return outer.world_size == outer.nodes and (
         inner.world_size - inner.local_world_size >= outer.nodes - 1 or outer.world_size == daemons - 1

@@ -44,7 +44,7 @@ class Launcher:
     # Variables that together identify one start and are the same on all its ranks: if no port is set, one is derived
     # from their values. None: address and port must both be set.
     start_id: tuple[str, ...] | None = None
-    daemons: str = ""  # the number of its processes that start ranks, the one that the user has started included
+    daemons: str = ""  # how many processes start its ranks: the one that was called, and one on each other node
     agent_store: bool = False  # whether it may host the ranks' store itself
     final: bool = False  # it sets its variables anew in each process, so variables of other launchers are ignored
     signs: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()  # variables that are set while those others are not

@@ -41,7 +41,7 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport import Member, Server, messages
 from flk_runtime.shared import failure_report
-from flk_runtime.system import host, trial
+from flk_runtime.system import host
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         found = failure_report.describe(error)
         failure = Failure(found.pop("kind"), settings.pod, None, settings.pod_name, settings.node, **found)
         _record(settings, failure, code)
-    trial.leave(code)  # not sys.exit: the threads of the rendezvous still run
+    host.exit_at_once(code)  # not sys.exit: the threads of the rendezvous still run
 
 
 def _run(settings: Settings, wakeup: Wakeup) -> int:

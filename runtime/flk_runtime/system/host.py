@@ -14,10 +14,12 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from flk_runtime.contract import pod_layout
 
@@ -275,3 +277,10 @@ def _is_resource_tracker(process: int) -> bool:
         return _RESOURCE_TRACKER in Path("/proc", str(process), "cmdline").read_bytes()
     except OSError:  # it has ended
         return False
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process without its exit handlers, and although its threads run. Its output is flushed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

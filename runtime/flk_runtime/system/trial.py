@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import SetupError
@@ -62,13 +62,3 @@ def run_script(command: Sequence[str]) -> None:
         sys.argv = list(command)
         sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
         runpy.run_path(command[0], run_name="__main__")
-
-
-def leave(code: int) -> NoReturn:
-    """End this process at once, without its exit handlers, and though its threads may still run.
-
-    Those of the script of a trial belong to a run that was not finished.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

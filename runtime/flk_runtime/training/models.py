@@ -196,7 +196,7 @@ class Models:
 
         Raises SetupError if the first step after a restart would begin with other weights than those restored.
         """
-        # A model of no optimizer, as for a loss, learns nothing.
+        # A model of no optimizer, as for a loss, learns nothing. Without any optimizer that flk knows, each may learn.
         if self._replaced & ({p for each in self._optimizers for p in parameters_in(each)} or self._replaced):
             raise SetupError(
                 f"load_weights has replaced what was restored after step {self._steps.done}, so the training would go "

@@ -102,9 +102,9 @@ def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
     MissingApiError for a job in a queue where there is no Kueue: the API server takes such a job, and nobody starts it.
     """
     _refuse_queue_without_kueue(client, manifests[0])
-    unborn = {**manifests[0], "metadata": {**manifests[0]["metadata"], "uid": ""}}
+    without_uid = {**manifests[0], "metadata": {**manifests[0]["metadata"], "uid": ""}}
     first_of_kind: dict[str, Object] = {}
-    for manifest in (*manifests, *objects_with_uid(unborn)):
+    for manifest in (*manifests, *objects_with_uid(without_uid)):
         first_of_kind.setdefault(manifest["kind"], manifest)
     checks = [*((_dry_run, manifest) for manifest in first_of_kind.values()), (_dry_patch, manifests[0])]
     for check, manifest in checks:

@@ -71,7 +71,7 @@ def watch_pods_end(
             now, going_on = time.monotonic(), [job for job in jobs if job in follower]
             if until is not None and now >= until:
                 for job in going_on:
-                    kept, pods = left[job].kept, len(pods_left(left[job]))
+                    kept, pods = left[job].kept_by_finalizers, len(pods_left(left[job]))
                     hint = (
                         "controllers remove finalizers; kubectl edit removes one whose controller is gone"
                         if kept
@@ -85,7 +85,7 @@ def watch_pods_end(
                 whose = plural(len(going_on), "job") if are_several else going_on[0].name
                 report(
                     f"waiting for {plural(pods, 'pod') + ' of ' if pods else ''}{whose} to {awaited}"
-                    + left[going_on[0]].kept
+                    + ("" if are_several else left[going_on[0]].kept_by_finalizers)
                 )
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]

@@ -38,14 +38,14 @@ class ModuleState(DistributedStateful):
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
         self._cache = ChunkCache()
-        sized = {  # by a forward pass: buffers, and the parameters of lazy modules
-            user_name(module, f"{prefix}.{key}".removeprefix(".")): each
+        # What a forward pass may give another shape: buffers, and the parameters of lazy modules.
+        self._shapes = {
+            user_name(module, f"{prefix}.{key}".removeprefix(".")): (
+                None if each is None or is_lazy(each) else tuple(each.shape)
+            )
             for prefix, child in module.named_modules()
             for key, each in (*child._buffers.items(), *child._parameters.items())
             if key in child._buffers or is_lazy(each)
-        }
-        self._shapes = {
-            name: None if each is None or is_lazy(each) else tuple(each.shape) for name, each in sized.items()
         }
         self.trains_alike = False
         """Whether nothing but the script keeps whole parameters alike on all ranks, so that a save compares them."""

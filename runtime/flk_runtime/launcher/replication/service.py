@@ -300,8 +300,9 @@ class MemoryService:
         except (OSError, CheckpointError) as error:
             if rank in restore.holders:  # else another pod holds it, too, and this one forgets its own
                 self._unreadable(attempt.number, restore.checkpoint)
-            pods = " or ".join(map(str, holders))
-            return Failed(f"cannot get the shard of rank {rank} from pod {pods}: {reason(error)}")
+            return Failed(
+                f"cannot get the shard of rank {rank} from pod {' or '.join(map(str, holders))}: {reason(error)}"
+            )
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""

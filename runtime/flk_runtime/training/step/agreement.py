@@ -101,8 +101,7 @@ def _text(value: Any) -> str:
 def _compare_parameters(model: ParallelModel) -> None:
     """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
     group, trained = model.replicas, model.trained()
-    shards = {name: local(parameter) for name, parameter in trained.items()}
-    if group is not None and (name := first_far(shards, group)):
+    if group is not None and (name := first_far({key: local(each) for key, each in trained.items()}, group)):
         unused = [
             each
             for each, parameter in trained.items()
