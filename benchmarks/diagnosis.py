@@ -10,7 +10,7 @@ each processor that does nothing but compute, and nothing is injected. 14 rounds
 one. It needs root, ip, iptables and tc.
 Time and verdict are of one statement: that of the record when it first has a failure for the attempt. A job that does
 not train again after a fault counts as wrong, and so does a fault that ends another thing than it should. Of slow ranks
-no cause is judged, since the record does not say one. `fault_kinds` says which kinds are missing.
+no cause is judged, since the record says no other one than their data. `fault_kinds` says which kinds are missing.
 Goals: the right rank (or pod) in 0.98 and the right cause in 0.95 of all faults, 0.95 of them named within 15 s of the
 limit that the job's settings have for the kind (0 for a rank that ends), each in all and in each group, and no alarm
 without a fault, which is judged from two hours on.

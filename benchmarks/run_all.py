@@ -34,6 +34,7 @@ NAMES: Final = (
     "recovery_loops",
     "failures",
     "diagnosis",
+    "slow_ranks",
     "pod_recovery",
     "elastic",
     "rendezvous",

@@ -42,12 +42,14 @@ class SlowRank:
     pod_name: str
     node: str
     factor: float  # its work in a step, divided by the work of the median rank
+    data_wait: float | None = None  # share of the time in which it waits for data, if it waits longer than the others
 
     @property
     def summary(self) -> str:
         """One line that names the rank and its node."""
         place = f"{self.pod_name} on {self.node}" if self.node else self.pod_name
-        return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others"
+        data = "" if self.data_wait is None else f", and waits for its data {self.data_wait:.0%} of the time"
+        return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others{data}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from flk_runtime.wire import Registry, accept
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
-_SAMPLE_SECONDS: Final = (0.1, 0.3)  # between two samples; random, so that they do not follow the rhythm of the steps
+_SAMPLE_SECONDS: Final = (0.05, 0.15)  # between two samples; random, so that they do not follow the rhythm of the steps
 _FAULTS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of the thread itself
 _PENDING_LIMIT: Final = 20  # collectives in an answer
 _OTHERS: Final = "_dump_fr_trace_json"  # functions of torch: what the recorders of gloo and others have,

@@ -78,10 +78,13 @@ _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
 _AGAIN: Final = 60.0  # seconds between two looks at the stacks while no rank makes progress
 STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are looked at
 _SLOW_LIMIT: Final = 8  # ranks in the list
-_SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
+_SAMPLES: Final = 40  # that a rank needs in the window: its share is then known to about 0.08
 _LOOKS: Final = 4  # that are kept of a window
-FACTOR: Final = 1.5  # a rank that works so many times as long as the median is slow
-_EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
+FACTOR: Final = 1.2  # a rank that works so many times as long as the median is slow
+_EXCESS: Final = 0.1  # by which the share must exceed the median's; without it, ranks that only wait would be compared
+_SURE: Final = 5.0  # standard errors by which it must: by chance, one rank in millions differs so much
+_STAYS: Final = 0.5  # part of these limits above which a slow rank stays slow, so that it is not told again and again
+_DATA: Final = 0.1  # a slow rank whose share of waiting for data exceeds the median's by so much is slow by its data
 
 Asker = tuple[int, str]  # index of a pod, and a name that is its own business
 
@@ -125,16 +128,20 @@ class Stragglers:
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
         since, first = self._seen[0]
+        before = self.slow
         self.work, self.slow = {}, {}
+        samples = {rank: status.samples - first[rank].samples for rank, status in seen.items()}
         for rank, status in seen.items():
-            samples, pending = status.samples - first[rank].samples, status.pending - first[rank].pending
-            if samples >= _SAMPLES:
-                self.work[rank] = 1 - pending / samples
+            if samples[rank] >= _SAMPLES:
+                self.work[rank] = 1 - (status.pending - first[rank].pending) / samples[rank]
         if now - since < self._window or len(self.work) < max(2, len(seen)):
             return
         usual = statistics.median_low(self.work.values())
         for rank, share in sorted(self.work.items(), key=lambda item: (-item[1], item[0]))[:_SLOW_LIMIT]:
-            if share >= FACTOR * usual and share - usual >= _EXCESS:
+            part = _STAYS if rank in before else 1.0
+            # The variance of a share is at most 0.25, divided by the number of samples.
+            excess = max(_EXCESS, _SURE * math.sqrt(2 * 0.25 / samples[rank]), (FACTOR - 1) * usual)
+            if share - usual >= part * excess:
                 self.slow[rank] = round(share / max(usual, 0.01), 1)
 
     def clear(self) -> None:
@@ -300,7 +307,12 @@ class HangDetector:
         if slow.keys() == {each.rank for each in self._slow}:
             return
         pods = {status.rank: status.pod for status in ranks}
-        self._slow = [SlowRank(rank, *self._places[pods[rank]], factor) for rank, factor in slow.items()]
+        waits = {status.rank: status.data_wait or 0.0 for status in ranks}
+        usual = statistics.median_low(waits.values())
+        by_data = {rank: wait for rank, wait in waits.items() if wait - usual >= _DATA}
+        self._slow = [
+            SlowRank(rank, *self._places[pods[rank]], factor, by_data.get(rank)) for rank, factor in slow.items()
+        ]
         self._do.show(self._slow, self._standstill)
         for each in self._slow:
             self._do.log(each.summary)
