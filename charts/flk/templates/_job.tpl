@@ -61,7 +61,7 @@
 {{- $command := list }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $env := list }}
-{{- $home := hasKey $spec.secrets "HOME" | ternary dict (dict "HOME" "/flk/work") }}
+{{- $home := hasKey (merge (dict) $spec.secrets $spec.env) "HOME" | ternary dict (dict "HOME" "/flk/work") }}
 {{- range $key, $value := merge dict $spec.env $home }}
 {{- if hasKey $spec.secrets $key }}{{ fail (printf "job.secrets.%s: is in env too" $key) }}{{ end }}
 {{- $env = append $env (dict "name" $key "value" (replace "$" "$$" $value)) }}
@@ -71,11 +71,11 @@
 {{- $source := dict "secretKeyRef" (dict "name" $parts._0 "key" $parts._1) }}
 {{- $env = append $env (dict "name" $key "valueFrom" $source) }}
 {{- end }}
-{{- $place := $spec.checkpoint | default "" | trimSuffix "/" }}
+{{- $place := regexReplaceAll "/+$" ($spec.checkpoint | default "") "" }}
 {{- $claims := $spec.volumes | default list }}
 {{- if not (hasPrefix "s3://" $place) }}
 {{- $claims = append $claims $place | compact }}
-{{- $place = (splitn ":" 2 $place)._1 | default "" }}
+{{- $place = empty $place | ternary "" (clean (splitn ":" 2 $place)._1) }}
 {{- end }}
 {{- $volumes := list }}
 {{- $mounts := list }}
@@ -84,6 +84,9 @@
 {{- range $claims }}
 {{- $parts := splitn ":" 3 . }}
 {{- $path := clean $parts._1 }}
+{{- if regexMatch "^/((flk|dev|proc|sys)(/|$)|$)" $path }}
+{{- fail (printf "job.volumes: %s is a folder that flk or the system uses: choose another path" $path) }}
+{{- end }}
 {{- if has $path $paths }}{{ fail (printf "job.volumes: two volumes are mounted at %s" $path) }}{{ end }}
 {{- $paths = append $paths $path }}
 {{- if not (hasKey $names $parts._0) }}
@@ -95,6 +98,13 @@
 {{- end }}
 {{- $access := empty $parts._2 | ternary dict (dict "readOnly" true) }}
 {{- $mounts = append $mounts (merge (dict "name" (get $names $parts._0) "mountPath" $path) $access) }}
+{{- end }}
+{{- range $outer := $mounts }}
+{{- range $path := empty $outer.readOnly | ternary list $paths }}
+{{- if hasPrefix (printf "%s/" $outer.mountPath) $path }}
+{{- fail (printf "job.volumes: %s is inside of %s, which is read-only: choose another path" $path $outer.mountPath) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.job.script }}
 {{- $volumes = append $volumes (dict "name" "code" "configMap" (dict "name" (printf "%s-code" $spec.name))) }}

@@ -87,7 +87,7 @@ SAMPLES: dict[str, list[Any]] = {
         {"cpu": 0.5, "memory": 4294967296, "shm": 1000000000},
     ],
     "strategy": ["full_shard", "none"],
-    "checkpoint": ["ckpt:/ckpt", "s3://models/gpt"],
+    "checkpoint": ["ckpt:/ckpt", "ckpt:/./a//b/", "s3://models/gpt", "s3://models/gpt//"],
     "queue": ["team"],
     "env": [
         {"A": "$(B) $5", "NCCL_DEBUG": "INFO", "EMPTY": "", "FLK_SEED": "7", "TRUE": "true"},
@@ -113,6 +113,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "nothing but a name": {},
     "a volume at two paths, and the checkpoint on it": {"checkpoint": "a:/c", "volumes": ["a:/x", "a:/y"]},
     "a home and no other variable": {"env": {"HOME": "/x"}},
+    "an empty home": {"env": {"HOME": ""}},
     "a home from a secret": {"secrets": {"HOME": "secret:home"}},
     "words that YAML or Kubernetes would change": {
         "command": ["-m", "pkg.train", "1e3", "yes", "", "$(HOME)", "$$", "a b", "é\n", "{{ .Values }}", "0x1f"],

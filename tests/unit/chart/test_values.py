@@ -128,6 +128,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"job": JOB | {"volumes": ["a:/x"], "checkpoint": "b:/x"}},
         "job.volumes: two volumes are mounted at /x",
     ),
+    "a volume over the code": ({"job": JOB | {"volumes": ["a:/flk/work/"]}}, "job.volumes: /flk/work is a folder that"),
+    "a checkpoint over devices": ({"job": JOB | {"checkpoint": "a:/dev"}}, "job.volumes: /dev is a folder that"),
+    "a checkpoint inside of a read-only volume": (
+        {"job": JOB | {"volumes": ["a:/x:ro"], "checkpoint": "b:/x/y"}},
+        "job.volumes: /x/y is inside of /x, which is read-only",
+    ),
     "torchrun": ({"job": JOB | {"command": ["torchrun", "a.py"]}}, "job.command: begins with the script or with -m"),
     "Python": ({"job": JOB | {"command": ["/bin/python3.12", "a.py"]}}, "not with /bin/python3.12"),
     "a manifest that is no YAML": ({"job": {"enabled": True, "manifest": "kind: {\n"}}, "job.manifest: error"),
