@@ -26,7 +26,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
 @pytest.mark.timeout(900)
 def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
     done = flk(
-        *("bench", "train.py", "--local", "--processes", "2", "--steps", "4", "--strategies", "ddp,full_shard"),
+        *("bench", "train.py", "--local", "--processes", "2", "--steps", "4", "--strategies", "ddp, full_shard"),
         *("-o", "json"),
     )
     assert done.code == 0, done.stderr

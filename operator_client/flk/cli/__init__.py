@@ -67,6 +67,11 @@ _SYNONYMS: Final = {
     "version": "flk --version prints it",
     "help": "flk --help lists the commands, flk COMMAND --help explains one",
 }
+# What follows `--` in a command, and how it is written.
+_BEFORE_WORDS: Final = {
+    **dict.fromkeys(("run", "submit", "render"), ("options of the script itself", "train.py --")),
+    "exec": ("the command and its options", "JOB -- COMMAND"),
+}
 _FUNCTIONS: Final = {"list": "list_", "exec": "exec_", "port-forward": "port_forward"}  # where names differ
 _WIDTH: Final = 120  # columns of a help, on a terminal that has so many
 _CLICK_ERROR: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -172,8 +177,8 @@ def _translated(error: Any, path: str) -> UsageError:
     if option is not None and hasattr(error, "possibilities"):
         known = [name for p in context.command.get_params(context) for name in p.opts] if context else []
         hint = _suggestion(option, known, help_command)
-        if path.split()[-1] in ("run", "submit", "render"):
-            hint += f"; options of the script itself follow `--`: {path} train.py -- {option} …"
+        if example := _BEFORE_WORDS.get(path.split()[-1]):
+            hint += f"; {example[0]} follow `--`: {path} {example[1]} {option} …"
         return UsageError(f"{path} has no option {option}", hint=hint)
     message = " ".join(error.format_message().split()).rstrip(".")
     extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)

@@ -60,7 +60,7 @@ def bench(
 
     here = Path.cwd()
     job, root = (loaded.started_in(here), here) if local else (loaded.job, loaded.root)
-    names = [*filter(None, (strategies or "").split(","))]
+    names = [*filter(None, map(str.strip, (strategies or "").split(",")))]
     job = bench_job(job, names, root=root, steps=steps, timeout=limit)
     code, result = _local(job, here) if local else _in_cluster(job, loaded.root, context, namespace)
     if result is None:

@@ -14,6 +14,7 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
+from flk.user.terminal import end, handled_signals
 
 if TYPE_CHECKING:
     from flk.kube.sockets import RemoteCommand
@@ -82,14 +83,13 @@ def _raw_terminal(remote: RemoteCommand) -> Iterator[None]:
         remote.resize(*os.get_terminal_size(sys.stdin.fileno()))  # not $COLUMNS, which does not follow the terminal
 
     before = termios.tcgetattr(sys.stdin.fileno())
-    handler = signal.signal(signal.SIGWINCH, resize)
-    try:
-        tty.setraw(sys.stdin.fileno())
-        resize()
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, handler)
+    with handled_signals({signal.SIGWINCH: resize, signal.SIGTERM: end, signal.SIGHUP: end}):
+        try:
+            tty.setraw(sys.stdin.fileno())
+            resize()
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
 
 
 def cp(

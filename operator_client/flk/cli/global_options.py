@@ -66,10 +66,8 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(**given: Any) -> Any:
         for name in own.keys() & _PLACE.keys():
             given[name] = given[name] if given[name] is not None else _before.get(name)
-        values = {name: given.pop(name) or _before.get(name) for name in added}
-        if not added:
-            return function(**given)
-        _connect(**values)
+        if added:
+            _connect(**{name: given.pop(name) or _before.get(name) for name in added})
         return function(**given)
 
     return with_signature(function, command, [*own.values(), *map(_hidden, added.values())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -12,7 +13,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flk.user.terminal import STYLES, has_colours
+from flk.user.terminal import STYLES, end, handled_signals, has_colours
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"  # another screen, without a cursor
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_KEY: Final = re.compile(rb"\x1b[\[O][0-?]*[@-~]|.", re.DOTALL)
 _KEYS: Final = {
     b"\x1b[A": "k",
     b"\x1b[B": "j",
+    b" ": "page down",
     b"\x1b[5~": "page up",
     b"\x1b[6~": "page down",
     b"\x1bOA": "k",
@@ -35,6 +38,7 @@ class LiveScreen:
 
     def __init__(self) -> None:
         self._coloured = has_colours(sys.stdout)
+        self._typed: list[bytes] = []  # keys that came with those before, as from a key that is held down
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[LiveScreen]:
@@ -58,18 +62,12 @@ class LiveScreen:
             signal.raise_signal(signal.SIGSTOP)
             enter()
 
-        def end(number: int, _: object) -> None:
-            sys.exit(128 + number)
-
-        handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop}
-        former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            enter()
-            yield self
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-            leave()
+        with handled_signals({signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop}):
+            try:
+                enter()
+                yield self
+            finally:
+                leave()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -88,11 +86,11 @@ class LiveScreen:
     def key(self, seconds: float) -> str:
         """Wait for a key, and return it: a character, "page up" or "page down"; empty if none came, or stdin ended."""
         file = sys.stdin.fileno()
-        if not select.select([file], [], [], seconds)[0]:
+        if not self._typed and select.select([file], [], [], seconds)[0]:
+            self._typed = _KEY.findall(os.read(file, 1024)) or [b"q"]  # the terminal is gone
+        if not self._typed:
             return ""
-        data = os.read(file, 16)
-        if not data:
-            return "q"  # the terminal is gone
+        data = self._typed.pop(0)
         return _KEYS.get(data, data[:1].decode(errors="replace"))
 
     def _styled(self, line: Line) -> str:

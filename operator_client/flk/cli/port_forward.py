@@ -38,7 +38,8 @@ def port_forward(
 ) -> int:
     """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C.
 
-    For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
+    For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0:REMOTE and :REMOTE take a free
+    port.
     When the pod has ended, each connection is told so.
     """
     wanted = [_ports(text) for text in ports]
@@ -89,8 +90,9 @@ def _forward(access: Access, target: RequestTarget, port: int, connection: socke
 
 
 def _ports(text: str) -> tuple[int, int]:
-    local, _, remote = text.rpartition(":")
-    numbers = [int(part) if part.isascii() and part.isdigit() else -1 for part in (local or remote, remote)]
+    local, colon, remote = text.rpartition(":")
+    local = local or ("0" if colon else remote)  # as in kubectl
+    numbers = [int(part) if part.isascii() and part.isdigit() else -1 for part in (local, remote)]
     if not (0 <= numbers[0] < 65536 and 0 < numbers[1] < 65536):
         raise UsageError(f"PORT: must be [LOCAL:]REMOTE, two numbers below 65536 (is {text!r})")
     return numbers[0], numbers[1]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import ApiError, FlkError
-from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
@@ -30,19 +29,12 @@ def top(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
-) -> int | None:
+) -> None:
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods.
 
     Keys: q quits, arrows or j and k scroll. Elsewhere than on a terminal it prints the view once. Ranks need the rights
     to get and create pods/exec. `watch flk list` shows all jobs.
     """
-    try:
-        return _job(job, context, namespace)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-
-
-def _job(job: str, context: str | None, namespace: str | None) -> int | None:
     from flk.cli.output import width_of
     from flk.cli.top_text import TopData, job_lines
     from flk.jobs.answer import look
@@ -58,7 +50,7 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
             live.missing = str(error)
         shown = job_lines(TopData(state, client.now(), live.telemetry, live.missing), width_of(sys.stdout) or 200)
         print("\n".join(line.text for line in shown), flush=True)
-        return None
+        return
 
     def lines(width: int) -> list[Line]:
         if live.error is not None:
@@ -71,7 +63,6 @@ def _job(job: str, context: str | None, namespace: str | None) -> int | None:
         _show(lines, live.changed)
     finally:
         live.close()
-    return None
 
 
 def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
@@ -104,15 +95,9 @@ def _show(lines: Lines, changed: threading.Event) -> None:
                 key = screen.key(_QUIET)
                 if changed.is_set() and not key:
                     break
-            match key:
-                case "q":
-                    return
-                case "j" | "k":
-                    scroll += 1 if key == "j" else -1
-                case "page down" | " ":
-                    scroll += height - 2
-                case "page up":
-                    scroll -= height - 2
+            if key == "q":
+                return
+            scroll += {"j": 1, "k": -1, "page down": height - 2, "page up": 2 - height}.get(key, 0)
 
 
 def window(lines: list[Line], height: int, scroll: int) -> tuple[list[Line], int]:

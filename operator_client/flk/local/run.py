@@ -24,6 +24,7 @@ from flk.local.machine import count_gpus, interpreter, launcher_variables, on_cp
 from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.shown import Shown
 from flk.spec.job import Job
+from flk.user.terminal import handled_signals
 from flk_runtime.contract import ExitCode, pod_env, pod_layout, user_env
 from flk_runtime.contract.quantities import plural
 
@@ -216,21 +217,20 @@ class LocalRun:
         wakeup.setblocking(False)
         alarm.setblocking(False)
         self._selector.register(wakeup, selectors.EVENT_READ, None)
-        before = {
-            number: signal.signal(number, lambda n, _: self._signals.append(n))
+        handlers = {
+            number: lambda n, _: self._signals.append(n)
             for number in _SIGNALS
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
         }
-        fd = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.close()
-            wakeup.close()
-            alarm.close()
+        with handled_signals(handlers):
+            fd = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(fd)
+                self._selector.close()
+                wakeup.close()
+                alarm.close()
 
 
 def as_check(job: Job) -> Job:

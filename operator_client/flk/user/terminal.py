@@ -1,12 +1,14 @@
-"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, and print errors."""
+"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, print errors, and take signals."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from flk.errors import FlkError
@@ -66,3 +68,19 @@ def print_error(error: FlkError, *, hint: bool = True, about: str = "") -> None:
             lines.append(f"{styled('hint:', 'good', sys.stderr)} {one_line(mistake.hint)}\n")
     sys.stderr.write("".join(lines))  # in one piece: threads may print at once
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def handled_signals(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    """Call a handler for each of these signals inside the block."""
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def end(number: int, _: Any) -> None:
+    """End the process by SystemExit, so that it leaves the terminal as it was: the handler of a signal."""
+    sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""A live view on a pseudo-terminal: it draws, takes keys, follows the size, and leaves the terminal as it was."""
+"""A live view or a shell on a terminal: it draws, takes keys, follows the size, and leaves the terminal as it was."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ except KeyboardInterrupt:
 
 
 def shown(typed: dict[str | re.Pattern[str], str], folder: Path, **variables: str) -> str:
-    environment = ENVIRONMENT | variables
     code, text = on_a_terminal(
-        [sys.executable, "-c", PROGRAM], folder, environment=environment, typed=typed, size=(10, 60)
+        [sys.executable, "-c", PROGRAM], folder, environment=ENVIRONMENT | variables, typed=typed, size=(10, 60)
     )
     assert code == 0, text
     assert text.startswith("\x1b[?1049h\x1b[?25l")
@@ -55,7 +54,10 @@ def lines(width):
 
 
 def test_keys_scroll_and_quit(tmp_path: Path) -> None:
-    text = shown({"a view, 60 columns": "\x1b[B", "row 8": "\x1b[6~", "row 16": "q"}, tmp_path)
+    # A key that is held down may come several times at once.
+    text = shown(
+        {"a view, 60 columns": "\x1b[B", "row 8": "j\x1b[Bj\x1bOB", "row 12": "\x1b[6~", "row 20": "q"}, tmp_path
+    )
     assert "q quit   j/k scroll   and 32 more lines" in text
     assert text.endswith("the end\r\n")
 
@@ -67,8 +69,8 @@ def test_ctrl_c_leaves_too_and_no_colour_is_honoured(tmp_path: Path) -> None:
 
 
 def test_a_terminated_view_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    program = after_the_first_drawing("signal.raise_signal(signal.SIGTERM)")
-    code, text = on_a_terminal([sys.executable, "-c", program], tmp_path, environment=ENVIRONMENT, size=(10, 60))
+    command = [sys.executable, "-c", after_the_first_drawing("signal.raise_signal(signal.SIGTERM)")]
+    code, text = on_a_terminal(command, tmp_path, environment=ENVIRONMENT, size=(10, 60))
     assert code == 128 + 15
     assert text.endswith("\x1b[?25h\x1b[?1049l")
 
@@ -90,3 +92,24 @@ def test_the_terminal_is_left_while_the_view_is_stopped(tmp_path: Path) -> None:
     before, _, after = text.partition("SIGSTOP")
     assert before.endswith("\x1b[?25h\x1b[?1049l")
     assert after.lstrip().startswith("\x1b[?1049h\x1b[?25l")
+
+
+# The terminal's settings before and after a program that is terminated while it hands every key to a command.
+SHELL = """
+stty -a >before
+"$0" -c '
+import signal, types
+from flk.cli.exec import _raw_terminal
+
+with _raw_terminal(types.SimpleNamespace(resize=print)):
+    signal.raise_signal(signal.SIGTERM)
+'
+code=$?
+stty -a >after
+cmp before after && exit $code
+"""
+
+
+def test_a_terminated_shell_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    code, text = on_a_terminal(["sh", "-c", SHELL, sys.executable], tmp_path, environment=ENVIRONMENT)
+    assert code == 128 + 15, text

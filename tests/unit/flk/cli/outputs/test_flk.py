@@ -36,6 +36,7 @@ def test_other_words_for_it(terminal: Terminal, line: str, same: str) -> None:
         "flk submit --replicas",
         "flk submit train.py -z",
         "flk run train.py --lr 0.1",
+        "flk exec gpt ls -la",
         "flk list gpt",
         "flk list --wide",
         "flk status",
