@@ -22,13 +22,16 @@ from flk.observe.resources import EXEC
 from flk_runtime.contract.values import dataclass
 
 Note = Callable[[str], None]
-_TAR: Final = "command -v tar >/dev/null 2>&1 || { echo 'the container has no tar' >&2; exit 127; }\n"
 # Writes an archive of $1.
 _READ: Final = (
-    'p=$(readlink -f -- "$1") && [ -e "$p" ] || { echo "there is no $1" >&2; exit 1; }\n'
-    + _TAR
-    + 'd=${p%/*}; exec tar -cf - -C "${d:-/}" "./${p##*/}"\n'
+    'case $1 in /*) w=;; *) w=" in $PWD";; esac; export LC_ALL=C\n'
+    'p=$(readlink -f -- "$1") && [ -e "$p" ] || { echo "there is no $1$w" >&2; exit 1; }\n'
+    "command -v tar >/dev/null 2>&1 || { echo 'the container has no tar' >&2; exit 127; }\n"
+    'd=${p%/*}; exec tar -cf - -C "${d:-/}" "./${p##*/}"\n'
 )
+# What GNU's tar says of files that a running job writes or removes meanwhile, with exit code 1, and of sockets. What it
+# has read is in the archive.
+_HARMLESS: Final = (": file changed as we read it", ": File removed before we read it", ": socket ignored")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Container:
                 tempfile.TemporaryDirectory(prefix=".flk-cp-", dir=place.parent) as folder,
                 tempfile.TemporaryFile(dir=folder) as archive,
             ):
-                self._pack(path, archive)
+                self._pack(path, archive, note)
                 archive.seek(0)
                 inner = Path(folder, "unpacked")  # apart from the archive, whose name NFS shows
                 inner.mkdir()
@@ -65,25 +68,33 @@ class Container:
             raise UsageError(f"{place} cannot be written: {error.strerror}") from None
         return str(place)
 
-    def _pack(self, path: str, output: IO[bytes]) -> None:
+    def _pack(self, path: str, output: IO[bytes], note: Note) -> None:
         """Write an archive of a file or a folder of the container to ``output``. Raises ApiError."""
-        where, command = self.client.target(EXEC, self.pod), ["sh", "-c", _READ, "sh", path]
-        errors = bytearray()
+        where, errors = self.client.target(EXEC, self.pod), bytearray()
 
         def write(channel: int, data: bytes) -> None:
             if channel == STDERR:
-                errors.extend(data[: 4096 - len(errors)])
+                errors.extend(data[: 65_536 - len(errors)])
             else:
                 output.write(data)
 
         with contextlib.closing(
-            RemoteCommand(self.client.api.access, where, command, container=self.container, stdin=False)
+            RemoteCommand(
+                self.client.api.access,
+                where,
+                ["sh", "-c", _READ, "sh", path],
+                container=self.container,
+                stdin=False,
+            )
         ) as remote:
             code = remote.run(write)
-        if code:
-            said = errors.decode(errors="replace").strip().splitlines()
-            reason = said[0] if said else f"the copying command ended with exit code {code}"
+        said = errors.decode(errors="replace").strip().splitlines()
+        grave = [line for line in said if not line.endswith(_HARMLESS)]
+        if code > 1 or (code == 1 and (grave or not said)):
+            reason = grave[0] if grave else f"the copying command ended with exit code {code}"
             raise ApiError(f"{self.pod}:{path}: {reason}; nothing of it is copied")
+        if said:
+            note(f"copying {path}: {'; '.join(said)}")
 
 
 def _unpacked(archive: IO[bytes], folder: Path, note: Note) -> Path:
@@ -92,7 +103,10 @@ def _unpacked(archive: IO[bytes], folder: Path, note: Note) -> Path:
         raise UsageError("flk cp JOB:PATH needs a Python of 3.10.12, 3.11.4 or later on this machine")
 
     def received(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        return tarfile.data_filter(member, path) if _is_kept(member, note) else None
+        if member.isdir() or member.islnk() or (member.isfile() and not member.issparse()):
+            return tarfile.data_filter(member, path)
+        note(f"left out {posixpath.normpath(member.name)}: it is neither a file nor a folder")
+        return None
 
     try:
         with tarfile.open(fileobj=archive, mode="r|") as packed:
@@ -106,11 +120,3 @@ def _unpacked(archive: IO[bytes], folder: Path, note: Note) -> Path:
     if len(copies) != 1:
         raise ApiError("what the pod sends is neither a file nor a folder")
     return copies[0]
-
-
-def _is_kept(member: tarfile.TarInfo, note: Note) -> bool:
-    """Return whether a member is copied, and say so if not."""
-    kept = member.isdir() or member.islnk() or (member.isfile() and not member.issparse())
-    if not kept:
-        note(f"left out {posixpath.normpath(member.name)}: it is neither a file nor a folder")
-    return kept

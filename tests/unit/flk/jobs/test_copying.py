@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -34,8 +34,7 @@ class HereCommand:
         assert not stdin  # nobody would end it
         pipe = subprocess.PIPE
         environment = {"PATH": self.path}
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
-        self._closed = False
+        self._process = subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment)
 
     def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
         process, left = self._process, self.cut
@@ -49,15 +48,11 @@ class HereCommand:
             if self.cut >= 0 and left < 0:
                 raise UnreachableError("the connection to gpt-worker-0 ended before the command did")
         reader.join()
-        code = process.wait()
-        if self._closed and code == -signal.SIGKILL:
-            raise UnreachableError("the connection to gpt-worker-0 ended before the command did")
-        return code
+        return process.wait()
 
     def close(self) -> None:
-        self._closed = True
         self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdout, self._process.stderr):
             if stream and threading.current_thread() is threading.main_thread():
                 with contextlib.suppress(OSError):
                     stream.close()
@@ -147,13 +142,24 @@ def test_a_cut_connection_leaves_nothing(
     assert files(tmp_path) == before
 
 
+def test_a_file_that_a_job_writes_meanwhile(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    said = "tar: ./none: file changed as we read it"
+    (tmp_path / "tar").write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@"\necho {said} >&2\nexit 1\n')
+    (tmp_path / "tar").chmod(0o755)
+    monkeypatch.setattr(HereCommand, "path", f"{tmp_path}:{HereCommand.path}")
+    container.read(f"{tree}/none", f"{tmp_path}/here", notes.append)
+    assert notes == [f"copying {tree}/none: {said}"]
+    assert (tmp_path / "here").exists()
+
+
 def test_an_archive_whose_file_has_a_name_is_no_copy(
     container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def named(dir: Path | None = None) -> Any:  # as NFS shows a file that is removed while it is open
-        return open(Path(dir or tmp_path) / ".nfs01", "w+b")
-
-    monkeypatch.setattr(copying.tempfile, "TemporaryFile", named)
+    # As NFS shows a file that is removed while it is open.
+    monkeypatch.setattr(copying.tempfile, "TemporaryFile", lambda dir: io.FileIO(Path(dir) / ".nfs01", "w+"))
     container.read(str(tree), f"{tmp_path}/here", print)
     assert files(tmp_path / "here") == files(tree)
 
@@ -162,11 +168,7 @@ def test_an_archive_for_which_there_is_no_room(
     container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(tmp_path)
-
-    def full(**where: Path) -> io.FileIO:
-        return open("/dev/full", "r+b", buffering=0)
-
-    monkeypatch.setattr(copying.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(copying.tempfile, "TemporaryFile", lambda dir: io.FileIO("/dev/full", "r+"))
     with pytest.raises(UsageError, match="here cannot be written: No space left"):
         container.read(str(tree), f"{tmp_path}/here", print)
     assert files(tmp_path) == before
