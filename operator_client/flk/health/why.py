@@ -21,7 +21,7 @@ SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
 _RECORD: Final = "record of the launchers"
-_ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher why"
+_ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher or its log why"
 # Why events of these reasons are no cause.
 _HARMLESS: Final = {
     "SetPodTemplateRestartPolicy": "harmless: the operator sets the restart policy of the pods itself",
@@ -258,8 +258,8 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
     others = []
     for (reason, _), (event, count) in folded.items():
         about = involved(event)
-        # The operator repeats the record that a launcher has left, in full.
-        text, _, left = one_line(event.get("message")).partition(" terminated message: {")
+        # The operator repeats the record that a launcher has left, or the last lines of a log, in full.
+        text, _, left = one_line(event.get("message")).partition(" terminated message: ")
         pod = states.get(str(about.get("name")))
         why_not = _ENDED if left else _why_not(reason, pod, view, cause)
         said = f"event of {about.get('kind', '')} {about.get('name', '')}: {reason}: {text}"

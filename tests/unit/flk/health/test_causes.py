@@ -260,10 +260,13 @@ def test_what_was_resolved_is_not_the_cause() -> None:
     assert told == {"resolved: the pod has node node-a since", "resolved: the volumes were mounted after it"}
 
 
-def test_the_record_of_a_launcher_in_an_event_of_the_operator_is_no_text_for_people() -> None:
+@pytest.mark.parametrize(
+    "left", ['{"outcome":"replaced","code":144,"attempts":[{"number":0}]}', 'loss": 0.5} [rank 0] {"step": 20}']
+)
+def test_what_a_container_leaves_in_an_event_of_the_operator_is_no_text_for_people(left: str) -> None:
     job = JobBuilder().all("pod").condition("Running")
     begin = "Error pod gpt-worker-1 container pytorch exitCode: 144"
-    job.event("Error", begin + ' terminated message: {"outcome":"replaced","code":144,"attempts":[{"number":0}]}')
+    job.event("Error", f"{begin} terminated message: {left}")
     (other,) = diagnose(job.view()).others
     assert other.text == f"event of PyTorchJob gpt: Error: {begin}"
     assert other.why_not.startswith("a consequence: the operator says how a container ended")
