@@ -216,8 +216,9 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
         lambda it: it.is_gradient and not it.is_missing,
         "no measured cause fits. The gradients are averages over the ranks, so a loss that is no mean over samples "
         "differs: a mean over tokens or labels, of which ranks have other numbers (run.backward(loss, weight=count)), "
-        "a contrastive loss over the batch, a gradient hook that clips; so do changes of gradients between backward() "
-        "and step(), hooks of parameters, and outputs or buffers that a rank holds for itself",
+        "padding that the model sees, a contrastive loss over the batch, a gradient hook that clips; so do changes of "
+        "gradients between backward() and step(), hooks of parameters, and outputs or buffers that a rank holds for "
+        "itself",
     ),
 )
 INCOMPARABLE: Final = ("other data", "random numbers")

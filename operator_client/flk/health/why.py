@@ -253,16 +253,16 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         if event.get("type") != "Warning" or f"{reason}: {text}" in used:
             continue
         key = reason, re.sub(r"\d+", "", text)[:80]
-        count = int(event.get("count") or 1)
-        folded[key] = event, count + (folded[key][1] if key in folded else 0)
+        folded[key] = event, int(event.get("count") or 1) + (folded[key][1] if key in folded else 0)
     others = []
+    has_logs = any(not pod.absent for pod in view.pods)
     for (reason, _), (event, count) in folded.items():
-        about = involved(event)
+        about, message = involved(event), one_line(event.get("message"))
         # The operator repeats the record that a launcher has left, or the last lines of a log, in full.
-        text, _, left = one_line(event.get("message")).partition(" terminated message: ")
-        pod = states.get(str(about.get("name")))
-        why_not = _ENDED if left else _why_not(reason, pod, view, cause)
-        said = f"event of {about.get('kind', '')} {about.get('name', '')}: {reason}: {text}"
+        text, _, left = message.partition(" terminated message: ")
+        why_not = _ENDED if left else _why_not(reason, states.get(str(about.get("name"))), view, cause)
+        said = text if has_logs or left.startswith("{") else message
+        said = f"event of {about.get('kind', '')} {about.get('name', '')}: {reason}: {said}"
         others.append(Other(said, why_not, count, time=event_time(event)))
     return sorted((other for other in others if other.why_not), key=lambda other: other.time)
 

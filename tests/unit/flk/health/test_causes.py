@@ -270,6 +270,9 @@ def test_what_a_container_leaves_in_an_event_of_the_operator_is_no_text_for_peop
     (other,) = diagnose(job.view()).others
     assert other.text == f"event of PyTorchJob gpt: Error: {begin}"
     assert other.why_not.startswith("a consequence: the operator says how a container ended")
+    job.pods.clear()
+    texts = [other.text for other in diagnose(job.view()).others if begin in other.text]
+    assert ["loss" in text for text in texts] == ["loss" in left]
 
 
 def test_events_that_repeat_the_cause_are_left_out() -> None:
