@@ -147,10 +147,11 @@ class Watch:
         del self._inside[self._inside.index(sys._getframe(1)) :]
         if self._inside or self._step is None:
             return
+        if self._numbers:
+            self._step.facts["compute_eps"] = self._numbers.eps  # of the step too: Muon computes in bfloat16
+            self._numbers.begin_step()
         self._side.after(optimizer, self._step)
         self._inputs = []
-        if self._numbers:
-            self._numbers.begin_step()
         if self._steps > 1 and min(self._counts.values()) >= self._steps:
             end()
 

@@ -18,7 +18,7 @@ from tests.support.commands import Flk
 from tests.support.pods import Pods
 from tests.support.verify_cases import RIGHT, WRONG
 
-WRONG_ONE = "clipping by the norm of shards"
+ONES = ["Muon, which computes in bfloat16", "clipping by the norm of shards"]  # a right one and a wrong one
 
 
 # It calls verified.main in a process that is forked from one with torch, and forks the ranks.
@@ -41,9 +41,8 @@ def found(fork_server: ForkServerContext, folder: Path, names: list[str]) -> lis
 def test_a_script_that_trains_otherwise_than_one_process_is_named(
     fork_server: ForkServerContext, tmp_path: Path
 ) -> None:
-    ((name, strategy, named, said),) = found(fork_server, tmp_path, [WRONG_ONE])
-    assert (name, strategy) == (WRONG_ONE, "full_shard")
-    assert named, said
+    results = found(fork_server, tmp_path, ONES)
+    assert [each[:3] for each in results] == [[name, "full_shard", True] for name in ONES], results
 
 
 @pytest.mark.soak

@@ -238,6 +238,10 @@ class Data(Dataset):
 """
 
 RIGHT: Final[dict[str, Case]] = {
+    "Muon, which computes in bfloat16": Case(
+        run_script(optimizer="torch.optim.Muon([each for each in model.parameters() if each.ndim > 1], lr=1e-2)"),
+        strategies=("full_shard",),
+    ),
     "plain": Case(
         run_script(), strategies=("ddp", "full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2")
     ),

@@ -304,7 +304,8 @@ class HangDetector:
         self._stragglers.update(now, ranks)
         slow = self._stragglers.slow
         self._do.compare(self._stragglers.work, slow)
-        if slow.keys() == {each.rank for each in self._slow}:
+        known = {each.rank for each in self._slow}
+        if slow.keys() == known:
             return
         pods = {status.rank: status.pod for status in ranks}
         waits = {status.rank: status.data_wait or 0.0 for status in ranks}
@@ -315,4 +316,5 @@ class HangDetector:
         ]
         self._do.show(self._slow, self._standstill)
         for each in self._slow:
-            self._do.log(each.summary)
+            if each.rank not in known:
+                self._do.log(each.summary)

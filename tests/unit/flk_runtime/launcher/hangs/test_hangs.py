@@ -478,3 +478,14 @@ def test_slow_ranks_are_told_once_and_when_they_change() -> None:
         "rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others, "
         "and waits for its data 60% of the time"
     ]
+
+
+def test_a_rank_that_is_slow_already_is_not_told_again_with_the_next_one() -> None:
+    leader = Leader()
+    leader.detector.attempt_started(4, {pod: (f"gpt-worker-{pod}", "") for pod in range(4)}, 0.0)
+    for seconds in range(0, 301, 5):
+        half = seconds * 5 // 2
+        counts = half, half, 0, min(half, 300)
+        leader.heartbeat(*(replace(QUIET, idle=0, samples=seconds * 5, pending=count) for count in counts))
+        leader.detector.tick(seconds + 6.0)
+    assert [line.split()[1] for line in leader.log] == ["2", "3"]
