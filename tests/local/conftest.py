@@ -61,12 +61,13 @@ def root() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+@contextlib.contextmanager
+def made_pods(folder: Path, server: ForkServerContext | None = None) -> Iterator[Callable[..., Pods]]:
+    """A function that makes pods, which are killed at the end."""
     made: list[Pods] = []
 
     def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
-        made.append(Pods(tmp_path, free_port(), pods, processes, **variables))
+        made.append(Pods(folder, free_port(), pods, processes, server, **variables))
         made[-1].write(script)
         return made[-1]
 
@@ -74,19 +75,16 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
         yield make
         for each in made:
             each.kill()
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    with made_pods(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture
 def forked_pods(fork_server: ForkServerContext, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
     """As ``pods``, with launchers that are forked from a process that has imported torch."""
-    made: list[Pods] = []
-
-    def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
-        made.append(Pods(tmp_path, free_port(), pods, processes, fork_server, **variables))
-        made[-1].write(script)
-        return made[-1]
-
-    with held_ports() as free_port:
+    with made_pods(tmp_path, fork_server) as make:
         yield make
-        for each in made:
-            each.kill()

@@ -67,6 +67,35 @@ def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
     return {"kind": "Status", "apiVersion": "v1", "code": status, "message": message, "details": details}
 
 
+def serve(handle: Callable[[BaseHTTPRequestHandler], None]) -> ThreadingHTTPServer:
+    """Start a server at a free port of this machine that calls ``handle`` for each request, in a thread of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each body would wait 40 ms for the client to acknowledge its headers
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except (ConnectionError, TimeoutError):
+                self.close_connection = True
+
+        def answer(self) -> None:
+            handle(self)
+
+        do_GET = do_POST = do_DELETE = do_PATCH = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
 class FakeApiServer:
     """An API server of the namespace ``team``. Its fields may be changed while it runs."""
 
@@ -86,32 +115,8 @@ class FakeApiServer:
         self.requests: list[Request] = []
         self.version = 100
         self.ended = threading.Event()
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # or each body would wait 40 ms for the client to acknowledge its headers
-
-            def handle_one_request(self) -> None:
-                try:
-                    super().handle_one_request()
-                except (ConnectionError, TimeoutError):
-                    self.close_connection = True
-
-            def answer(self) -> None:
-                fake._answer(self)
-
-            do_GET = do_POST = do_DELETE = do_PATCH = answer
-
-            def log_message(self, *_: object) -> None: ...
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = serve(self._answer)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self.ended.set()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import random
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +21,7 @@ from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
 from flk_runtime.contract.record import Attempt, JobRecord
+from tests.support.api_server import serve
 from tests.support.jobs import NOW
 from tests.support.virtual_time import VirtualClock
 from tests.unit.flk.cli.outputs import jobs
@@ -42,24 +42,8 @@ class LongServer:
         self.dropped = 0  # requests and watches during an outage
         self.random = random.Random(1)
         self.write_token()
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_GET(self) -> None:
-                fake.answer(self)
-
-            def log_message(self, *_: object) -> None: ...
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = serve(self.answer)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     # What the cluster is at a time
 
