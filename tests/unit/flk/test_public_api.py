@@ -78,11 +78,6 @@ def test_a_submission_that_is_interrupted_after_the_job_exists_says_so(
     assert flk.get("gpt").name == "gpt"
 
 
-def variables(job: Any) -> Any:
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    return template["spec"]["containers"][0]["env"]
-
-
 def test_wait_that_takes_too_long(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     fake.date = "Thu, 01 Jan 2026 00:00:02 GMT"  # two seconds after the creation: not stuck yet

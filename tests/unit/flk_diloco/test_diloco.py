@@ -364,12 +364,6 @@ def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple
         assert len(active) <= 1
 
 
-def _tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        return one, server.accept()[0]
-
-
 def test_a_hub_that_closes_has_lost_no_worker() -> None:
     said: list[str] = []
     hub = Hub("127.0.0.1", 0, "secret", log=said.append)

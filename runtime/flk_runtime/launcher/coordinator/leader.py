@@ -356,7 +356,6 @@ class Leader:
         again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
-        self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
         self._send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
@@ -411,7 +410,6 @@ class Leader:
         self._failures.add(failure)
         if self._latest.preemption:
             self._failures.add(self._latest.preemption.failure)
-            self._latest.preemption = None
         self._history = self._ended(failure)
         self._send(self._latest.admitted, messages.AttemptEnded(failure.attempt, failure))
         self._hang_detector.attempt_ended()

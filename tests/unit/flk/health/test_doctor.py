@@ -91,13 +91,11 @@ def key(secret: str = "wandb", name: str = "token") -> dict[str, Any]:
     return {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}]}
 
 
-CPU = {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
 GPU = {"limits": {"nvidia.com/gpu": "4"}}
 _REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}}
 ON_H100 = {"affinity": {"nodeAffinity": _REQUIRED}}
 NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.kubeflow.org"): False}
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
-AWAY = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
 CONTROL_PLANE = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
 
 # name of the check; what differs in the cluster; the job's pods; the level; a part of what is found

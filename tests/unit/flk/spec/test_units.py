@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
@@ -43,28 +44,22 @@ def test_no_quantity(text: str) -> None:
         units.parse_quantity(text)
 
 
-@pytest.mark.parametrize("text", ["0", "0m", "0.5m", "100u"])
-def test_cpu_is_positive_and_whole_thousandths(text: str) -> None:
-    with pytest.raises(ValueError, match=r"more than 0|a multiple of 1m"):
-        units.cpu(text)
-
-
-@pytest.mark.parametrize("text", ["0", "100m", "0.5"])
-def test_memory_is_whole_bytes(text: str) -> None:
-    with pytest.raises(ValueError, match=r"more than 0|whole number of bytes"):
-        units.memory(text)
-
-
-@pytest.mark.parametrize("text", ["16GB", "16 GB", "1.5GiB", "2gi", "6400K", "big"])
-def test_memory_in_another_spelling_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^must be a number of bytes like 512Mi or 16Gi"):
-        units.memory(text)
-
-
-@pytest.mark.parametrize("text", ["lots", "4 cores", "4c"])
-def test_cpu_is_refused_as_a_number_of_cores(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be a number of cores like 4, 0.5 or 500m"):
-        units.cpu(text)
+@pytest.mark.parametrize(
+    ("amount", "said", "texts"),
+    [
+        (units.cpu, "must be more than 0", ("0", "0m")),
+        (units.cpu, "must be a multiple of 1m", ("0.5m", "100u")),
+        (units.cpu, "must be a number of cores like 4, 0.5 or 500m", ("lots", "4 cores", "4c")),
+        (units.memory, "must be more than 0", ("0", "0Mi")),
+        (units.memory, "must be a whole number of bytes", ("100m", "0.5")),
+        (units.memory, "must be at least 1Mi", ("1", "1023Ki")),
+        (units.memory, "must be a number of bytes like 512Mi", ("16GB", "16 GB", "1.5GiB", "2gi", "6400K", "big")),
+    ],
+)
+def test_what_is_no_amount_is_refused(amount: Callable[[str], str], said: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            amount(text)
 
 
 @given(st.integers(0, quantities.LONGEST))

@@ -16,8 +16,6 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, ProgressPage
 from tests.support.loaders import loader_context
 
-CPU = torch.device("cpu")
-
 
 def evaluation(data: Any, rank: int, world_size: int, batch_size: int, **options: Any) -> EvaluationLoader:
     return EvaluationLoader(data, loader_context(batch_size, rank, world_size, of_torch=options))

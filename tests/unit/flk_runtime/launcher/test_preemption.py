@@ -30,6 +30,7 @@ def running(step: int) -> Boundary:
         ([running(6), waiting(7)], 7),
         ([running(7), running(7)], 8),
         ([running(0)], 1),
+        ([waiting(0), waiting(0)], 0),
         ([waiting(7), running(-1)], NO_STEP),  # has no step boundary
         ([], NO_STEP),
     ],
@@ -131,6 +132,7 @@ def test_a_rank_goes_on_if_the_launcher_lets_it() -> None:
     assert page.reach_boundary(4) is False
     assert not page.waiting
     assert not page.hold
+    assert preemption.boundaries(100.0) is None
 
 
 def test_the_boundaries_are_read_once_and_not_before_all_ranks_can_see_hold() -> None:
@@ -141,6 +143,14 @@ def test_the_boundaries_are_read_once_and_not_before_all_ranks_can_see_hold() ->
     assert preemption.settled_at is not None
     assert preemption.boundaries(preemption.settled_at) == [running(3)]
     assert preemption.boundaries(100.0) is None
+
+
+def test_a_pod_has_saved_when_all_of_its_ranks_have() -> None:
+    pages = [ProgressPage.private(), ProgressPage.private()]
+    preemption = PodPreemption(pages, now=0.0)
+    preemption.stop_at(7)
+    pages[0].saved = 7
+    assert preemption.saved is None
 
 
 def test_a_rank_that_waits_for_the_step_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +167,7 @@ def test_a_rank_that_waits_for_the_step_counts_as_alive(monkeypatch: pytest.Monk
 
 def test_one_rank_without_step_boundaries_decides_at_once_that_all_get_the_signal() -> None:
     leader = Preemption([0, 1, 2], CAUSE)
-    assert leader.add_boundaries(0, [waiting(7)]) is None
+    assert leader.add_boundaries(0, [waiting(0)]) is None
     assert leader.add_boundaries(1, [running(-1)]) == NO_STEP
     assert leader.add_boundaries(2, [waiting(7)]) is None  # too late
     for pod in range(3):
@@ -168,8 +178,9 @@ def test_one_rank_without_step_boundaries_decides_at_once_that_all_get_the_signa
 
 def test_a_pod_that_ends_before_it_reports_decides_that_all_get_the_signal() -> None:
     leader = Preemption([0, 1], CAUSE)
-    assert leader.add_boundaries(0, [waiting(7)]) is None
+    assert leader.add_boundaries(0, [waiting(0)]) is None
     assert leader.add_end(1, None) == NO_STEP
+    assert leader.lose(0)
 
 
 def test_a_save_that_one_pod_did_not_finish_is_not_called_saved() -> None:

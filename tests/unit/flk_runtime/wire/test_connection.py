@@ -6,13 +6,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from flk_runtime.wire import Connection, Registry, Session, StrangerError, VersionError, session
 
-T = TypeVar("T")
 GREETING = len(Session("", [], serves=True).greeting)
 
 

@@ -11,14 +11,12 @@ from flk.jobs.lifecycle.restart import avoiding
 from flk.manifest import Bundle, render
 from flk.spec.job import Job
 from flk.targets import TARGETS
-from flk_runtime.contract.failure import Failure, Kind
 from tests.support.api_server import JOBS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
 NOT_ON = {"key": "metadata.name", "operator": "NotIn"}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-LOST = Failure(Kind.LOST, 1, pod_name="gpt-worker-1", node="node-b")
 
 
 def affinity(job: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from flk_runtime.launcher.transport.messages import (
 from flk_runtime.wire import MessageError
 from tests.unit.flk_runtime.launcher.transport.test_messages import EXAMPLES, mutants
 
-DAY = 86400.0
 RAISED = Failure(Kind.EXCEPTION, 1, 1, type="ValueError")
 
 
@@ -113,8 +112,8 @@ class Job:
         message = self.sent[pod][-1] if self.sent[pod] else None
         return message if isinstance(message, AttemptStarted) else None
 
-    def ended(self) -> JobRecord:
-        message = self.sent[0][-1]
+    def ended(self, pod: int = 0) -> JobRecord:
+        message = self.sent[pod][-1]
         assert isinstance(message, JobEnded)
         return message.record
 
@@ -127,6 +126,7 @@ class Job:
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.leader.tick(self.now)
+        self.leader.due()
 
 
 @pytest.fixture
@@ -177,12 +177,11 @@ def test_ranks_that_all_ended_without_a_process_group_are_told(job: Job, grouped
     job.start()
     for pod in range(3):
         job.leader.received(pod, SuccessReport(0, pod in grouped), job.now)
-    ended = job.sent[0][-1]
-    assert isinstance(ended, JobEnded)
+    ended = job.ended()
     ranks = 3 * job.leader._settings.processes
-    assert ended.record.alone == (0 if grouped else ranks)
-    assert ended.record.warning.startswith(f"{ranks} ranks ended and none opened a process group") is not bool(grouped)
-    assert JobRecord.from_json(ended.record.to_json()) == ended.record
+    assert ended.alone == (0 if grouped else ranks)
+    assert ended.warning.startswith(f"{ranks} ranks ended and none opened a process group") is not bool(grouped)
+    assert JobRecord.from_json(ended.to_json()) == ended
 
 
 def test_a_pod_that_is_disconnected_ends_the_attempt(job: Job) -> None:
@@ -203,10 +202,9 @@ def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(j
     job.join(2, failures=[Failure(Kind.LOST, 2)], history=[Attempt(0, 1.0, 2.0, Failure(Kind.LOST, 2))])
     for pod in (0, 1):
         job.leader.received(pod, SuccessReport(0), job.now)
-    ended = job.sent[2][-1]
-    assert isinstance(ended, JobEnded)
-    assert ended.record.outcome == "succeeded"
-    assert [attempt.failure for attempt in ended.record.attempts] == [None]
+    ended = job.ended(2)
+    assert ended.outcome == "succeeded"
+    assert [attempt.failure for attempt in ended.attempts] == [None]
 
 
 def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> None:
@@ -340,7 +338,7 @@ def test_a_pod_is_waited_for_if_the_cause_turns_out_to_be_one_that_is_retried() 
     failure = job.fail(1)  # no restart is left for this one
     job.connect(2, incarnation="second")
     job.join(0, 1, failures=[Failure(Kind.IO, 1, 1, attempt=0, time=failure.time - 1, type="OSError")])
-    job.wait(5.0)
+    job.wait(9.0)
     job.join(2)
     assert job.latest(2).number == 1
 
@@ -350,10 +348,9 @@ def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:
     job.wait(30.0)
     assert job.log == ["2 of 3 pods have joined; waiting for pod 2"]
     job.wait(30.0)
-    ended = job.sent[1][-1]
-    assert isinstance(ended, JobEnded)
-    assert ended.record.failure is not None
-    assert (ended.record.failure.pod, ended.record.code) == (2, 104)
+    ended = job.ended(1)
+    assert ended.failure is not None
+    assert (ended.failure.pod, ended.code) == (2, 104)
 
 
 def test_after_the_last_attempt_the_other_pods_have_time_to_end_their_ranks_and_tell_of_failures() -> None:
@@ -375,6 +372,7 @@ def test_members_of_the_last_attempt_are_waited_for_until_they_know_the_end(job:
         job.leader.received(pod, Leave(), job.now)
     job.leader.disconnected(2, "it closed the connection", job.now)
     assert not job.leader.all_know_the_end
+    job.sent[2].clear()
     job.arrive(2)
     assert isinstance(job.sent[2][-1], JobEnded)
     job.leader.received(2, Leave(), job.now)
@@ -401,8 +399,8 @@ def test_the_step_of_an_attempt_is_at_least_the_one_that_it_restored(job: Job, t
 def test_a_beginning_that_is_corrected_takes_its_step_with_it(job: Job) -> None:
     """A script has restored another checkpoint of its own than flk, of an earlier step."""
     job.start()
-    for step, source in ((40, "storage"), (3, ""), (3, "")):
-        job.leader.received(0, Restored(0, step, source), job.now)
+    for attempt, step, source in ((0, 40, "storage"), (0, 3, ""), (0, 3, ""), (1, 50, "")):
+        job.leader.received(0, Restored(attempt, step, source), job.now)
     job.fail(1)
     job.join(0, 1, 2)
     job.wait(60.0)
@@ -445,8 +443,12 @@ def test_ranks_that_got_sigterm_are_waited_for_also_when_a_pod_is_gone(job: Job)
 def test_a_pod_that_is_gone_before_all_have_saved_ends_the_attempt_for_the_same_cause(job: Job) -> None:
     job.start()
     failure = preempt(job, 1)
+    for pod in range(3):
+        job.leader.received(pod, BoundaryReport(0, [Boundary(7, True)]), job.now)
+    job.leader.received(0, RanksEnded(0, 7), job.now)
     job.leader.disconnected(1, "it closed the connection", job.now)
-    assert job.sent[0][-1] == AttemptEnded(0, failure)
+    said = "received SIGTERM; not all ranks saved after step 7 within the grace period"
+    assert job.sent[0][-1] == AttemptEnded(0, replace(failure, message=said))
 
 
 def test_a_failure_while_the_ranks_save_is_the_cause(job: Job) -> None:
@@ -463,9 +465,7 @@ def test_a_job_whose_ranks_all_succeed_after_all_has_succeeded(job: Job) -> None
     preempt(job, 1)
     for pod in range(3):
         job.leader.received(pod, SuccessReport(0), job.now)
-    ended = job.sent[1][-1]
-    assert isinstance(ended, JobEnded)
-    assert ended.record.outcome == "succeeded"
+    assert job.ended(1).outcome == "succeeded"
 
 
 @pytest.mark.parametrize("kind", [Kind.GPU, Kind.UNKILLABLE])
@@ -476,9 +476,8 @@ def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attemp
     job.leader.received(1, FailureReport(0, unusable), job.now)
     job.join(1, failures=[unusable])
     job.join(0, 2)
-    sent_away = job.sent[1][-1]
-    assert isinstance(sent_away, JobEnded)
-    assert (sent_away.record.outcome, sent_away.record.code) == ("replaced", ExitCode.UNUSABLE)
+    sent_away = job.ended(1)
+    assert (sent_away.outcome, sent_away.code) == ("replaced", ExitCode.UNUSABLE)
     assert job.latest_or_none(0) is None
     job.leader.received(1, Leave(), job.now)
     job.leader.disconnected(1, "it closed the connection", job.now)
@@ -498,12 +497,12 @@ def test_a_pod_on_an_unhealthy_node_is_replaced_before_the_first_attempt() -> No
     job.join(0, 2)
     for number in range(2):
         job.join(1, failures=[unhealthy(1)])
-        sent_away = job.sent[1][-1]
-        assert isinstance(sent_away, JobEnded)
-        assert (sent_away.record.outcome, sent_away.record.code) == ("replaced", ExitCode.UNUSABLE)
+        sent_away = job.ended(1)
+        assert (sent_away.outcome, sent_away.code) == ("replaced", ExitCode.UNUSABLE)
         assert job.log[-1] == "worker-1 is on an unhealthy node: GPU 3 is lost; another pod has to replace it"
         job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
         job.connect(1, incarnation=f"incarnation {number}")
+        job.wait(35.0)
     job.join(1)
     job.wait(5)
     attempt = job.latest(0).history[-1]
@@ -533,9 +532,7 @@ def test_a_fault_that_is_found_after_an_attempt_is_why_the_connection_broke(job:
     job.wait(1)
     job.join(0, 2, failures=[lost])
     job.join(1, failures=[unhealthy(1, attempt=0)])
-    sent_away = job.sent[1][-1]
-    assert isinstance(sent_away, JobEnded)
-    assert sent_away.record.outcome == "replaced"
+    assert job.ended(1).outcome == "replaced"
     job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
     job.arrive(1, incarnation="second")
     first, second = job.latest(1).history

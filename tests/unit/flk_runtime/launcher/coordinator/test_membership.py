@@ -12,7 +12,6 @@ from flk_runtime.launcher.transport.messages import (
     AttemptStarted,
     BoundaryReport,
     FailureReport,
-    JobEnded,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
@@ -66,11 +65,13 @@ def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call
     job.join(0)
     job.wait(20.0)
     job.join(2)
-    job.wait(4.9)
+    job.wait(4.0)
+    job.arrive(3)  # which prolongs nothing
+    job.wait(0.9)
     assert job.sent[0] == []
     job.wait(0.1)
-    assert group_ranks(job) == {0: 0, 2: 1}
-    assert (job.latest(2).pods, job.latest(2).history[0].pods) == ([0, 2], "0,2")
+    assert group_ranks(job) == {0: 0, 2: 1, 3: 2}
+    assert (job.latest(2).pods, job.latest(2).history[0].pods) == ([0, 2, 3], "0,2-3")
 
 
 def test_pods_that_are_missing_are_told_with_the_number_that_is_needed() -> None:
@@ -78,15 +79,15 @@ def test_pods_that_are_missing_are_told_with_the_number_that_is_needed() -> None
     job.connect(0)
     job.join(0)
     job.wait(60.0)
-    ended = job.sent[0][-1]
-    assert isinstance(ended, JobEnded)
-    assert ended.record.failure
-    assert ended.record.failure.message == "never joined: waited 60 s for pods 1-3 of 4 (2 are needed)"
+    ended = job.ended()
+    assert ended.failure
+    assert ended.failure.message == "never joined: waited 60 s for pods 1-3 of 4 (2 are needed)"
 
 
 def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
-    job = Job(4, least=2)
+    job = Job(4, least=1)
     job.start()
+    job.wait(10.0)
     job.leader.disconnected(1, "it closed the connection", job.now)
     job.join(0, 2, 3)
     job.wait(4.9)
@@ -112,6 +113,7 @@ def test_pods_that_have_to_stop_are_not_waited_for_and_use_no_budget() -> None:
     job.start()
     stop(job, 3, 0)
     stop(job, 2, 0)  # while the ranks save
+    job.leader.received(2, Stopping(), job.now)
     save_and_end(job, [0, 1, 2, 3], 0)
     assert isinstance(job.sent[0][-1], AttemptEnded)
     job.leader.disconnected(3, "it closed the connection", job.now)
@@ -173,6 +175,9 @@ def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
     job.arrive(0, 1)
     job.wait(5.0)
     job.arrive(2)
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    job.wait(1.0)
+    job.arrive(2)
     assert job.leader.due() == job.now
     job.wait(0.0)
     assert isinstance(job.sent[0][-1], PreemptionStarted)
@@ -190,6 +195,18 @@ def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent(
     assert [each.urgent for each in job.sent[0] if isinstance(each, PreemptionStarted)] == [False, True]
 
 
+def test_a_pod_that_is_lost_while_another_one_is_admitted_is_the_cause() -> None:
+    job = Job(4, least=2)
+    job.arrive(0, 1, 2)
+    job.wait(5.0)
+    job.arrive(3)
+    job.wait(0.0)
+    job.leader.disconnected(1, "it was silent for 15 s", job.now)
+    job.join(0, 2)
+    job.wait(5.0)
+    assert causes(job) == [("0-2", "worker-1 lost the connection to pod 0: it was silent for 15 s")]
+
+
 def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:
     job = Job(3, least=2)
     job.arrive(0, 1)
@@ -199,14 +216,13 @@ def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:
     job.wait(10.0)
     assert isinstance(job.sent[0][-1], AttemptStarted)
     job.leader.received(0, SuccessReport(0), job.now)
-    assert isinstance(job.sent[2][-1], JobEnded)
-    assert job.ended().outcome == "succeeded"
+    assert job.ended(2).outcome == "succeeded"
 
 
 def test_a_new_leader_waits_for_the_pods_of_the_attempt_that_ran() -> None:
     job = Job(4, least=2)
     lost = Failure(Kind.LOST, 0, attempt=8, message="closed the connection to the rendezvous")
-    known = [Attempt(8, 1.0, 99.0, lost, 0, 2, pods="0-1,3")]
+    known = [Attempt(8, 1.0, 99.0, lost, 0, 2, pods="0-1,3-4")]  # 4 is no pod of this job
     job.connect(0, 1, 3)
     job.join(0)
     job.join(1, history=known)
@@ -240,8 +256,7 @@ def test_a_spare_that_is_lost_does_not_end_the_attempt_and_knows_the_end_of_the_
     job.arrive(3, incarnation="second")
     for pod in (0, 1, 2):
         job.leader.received(pod, SuccessReport(0), job.now)
-    assert isinstance(job.sent[3][-1], JobEnded)
-    assert job.ended().outcome == "succeeded"
+    assert job.ended(3).outcome == "succeeded"
 
 
 def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
