@@ -1,11 +1,13 @@
-"""For all tests: their order and processor time, flk's cache, generated examples without a time limit, and processes
-that one can interrupt."""
+"""For all tests: their order and processor time, flk's cache, a folder in memory, generated examples without a time
+limit, and processes that one can interrupt."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +73,11 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """XDG_CACHE_HOME of this run's tests in all workers. Each runtime that jobs ship is packed once, in a second."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder in memory for the launchers and the checkpoints of a test."""
+    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -51,14 +49,6 @@ def fork_server() -> ForkServerContext:
 def ranks(fork_server: ForkServerContext, tmp_path: Path) -> Ranks:
     """Runs a script as the ranks of one job: ``ranks(script, world_size)``."""
     return Ranks(fork_server, tmp_path)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder in memory for the launchers of a test."""
-    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

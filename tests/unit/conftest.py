@@ -14,6 +14,7 @@ import pytest
 
 from flk import cli
 from flk.__main__ import main
+from flk.kube import ConnectionOptions, set_connection_options
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.kubeconfig import Context
@@ -53,6 +54,13 @@ def state_folder(states: Iterator[Path], cache_home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     monkeypatch.setattr("flk.kube.discovery.cache_folder", lambda: own)  # a port may have been another server's
     return own / "flk" / "jobs"
+
+
+@pytest.fixture(autouse=True)
+def default_options() -> Iterator[None]:
+    """Other tests do not see the options of the connection that a command was given."""
+    yield
+    set_connection_options(ConnectionOptions())
 
 
 @pytest.fixture

@@ -68,9 +68,8 @@ class FolderDestination:
     def claim(self) -> None:
         """Keep other writers from completing checkpoints from now on. Only rank 0 calls this."""
         for number, other in enumerate(self.folder.glob(".writer-*")):
-            if other != self._own:
-                removed = other.rename(self.folder / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
-                _remove(removed)
+            removed = other.rename(self.folder / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
+            _remove(removed)
         self._own.mkdir(exist_ok=True)
 
     def steps(self) -> list[int]:
@@ -215,5 +214,5 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        with contextlib.suppress(io.UnsupportedOperation, OSError):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.kube import ConnectionOptions, set_connection_options
 from tests.support.api_server import write_kubeconfig
 from tests.support.commands import Run
-
-
-@pytest.fixture(autouse=True)
-def default_options() -> Iterator[None]:
-    """Other tests must not see the options of these."""
-    yield
-    set_connection_options(ConnectionOptions())
 
 
 @pytest.mark.promise("Clusters: The client authenticates as kubectl does, and its credentials go nowhere else")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flk.kube import ConnectionOptions, set_connection_options
 from flk.user.terminal import one_line, printable
 from tests.support.api_server import TOKEN
 from tests.support.commands import Run
@@ -36,12 +34,6 @@ TEXTS = {
     "empty": "",
     "blanks": "  a\t ",
 }
-
-
-@pytest.fixture(autouse=True)
-def default_options() -> Iterator[None]:
-    yield
-    set_connection_options(ConnectionOptions())
 
 
 def rendered(run: Run, *words: str) -> tuple[Any, Any]:

@@ -50,16 +50,19 @@ def test_sinks_are_read(text: str, expected: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "tensorboard", "tensorboard:", "tensorboard:logs", "neptune", "none,wandb", "wandb,", "mlflow:x", " "]
+    ("text", "said"),
+    [
+        *(
+            (text, "expected tensorboard:/PATH, mlflow and wandb, separated by commas, or none")
+            for text in ("", " ", "tensorboard", "tensorboard:", "tensorboard:logs", "neptune")
+        ),
+        *((text, "separated by commas, or none") for text in ("none,wandb", "wandb,", "mlflow:x")),
+        ("wandb,mlflow,wandb", "names wandb twice"),
+    ],
 )
-def test_other_texts_name_no_sink(text: str) -> None:
-    with pytest.raises(ValueError, match="expected tensorboard:/PATH, mlflow and wandb, separated by commas, or none"):
+def test_other_texts_name_no_sink_and_a_sink_is_named_once(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         parse_sinks(text)
-
-
-def test_a_sink_is_named_once() -> None:
-    with pytest.raises(ValueError, match="names wandb twice"):
-        parse_sinks("wandb,mlflow,wandb")
 
 
 def test_a_key_alone_implies_no_sink() -> None:

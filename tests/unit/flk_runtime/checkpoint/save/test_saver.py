@@ -194,6 +194,18 @@ def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_
     assert job.stored == [2]
 
 
+def test_a_write_that_fails_ends_the_run_where_the_memory_is_not_apart(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, separate=False)
+    job.save(1)
+    job.saver.wait()
+    assert job.saved == [1]
+    storage.full = True
+    job.save(2)
+    job.ended()
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        job.save(3)
+
+
 def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

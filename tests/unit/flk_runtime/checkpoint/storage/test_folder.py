@@ -51,8 +51,23 @@ def test_one_step_saved_twice_is_one_checkpoint(tmp_path: Path) -> None:
     save(destination, 7, b"first")
     save(destination, 7, b"second")
     assert destination.steps() == [7]
-    assert content_of(tmp_path, 7) == {b"second"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".writer-a", "latest", "step-000000007"]
+    assert content_of(tmp_path, 7) == {b"second"}
+
+
+def test_what_makes_a_checkpoint_is_on_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure there is no checkpoint under its name without its bytes."""
+    destination, synced = writer(tmp_path, "a"), []
+
+    def fsync(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size > 0
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(destination, 7, b"first")
+    assert synced == ["__0_0.distcp", "manifest.json", "step-000000007", "latest", tmp_path.name, tmp_path.name]
 
 
 @pytest.mark.promise("Checkpoints: Two writers of one place make one checkpoint, whole")

@@ -184,15 +184,6 @@ def test_ranks_that_all_ended_without_a_process_group_are_told(job: Job, grouped
     assert JobRecord.from_json(ended.to_json()) == ended
 
 
-def test_a_pod_that_is_disconnected_ends_the_attempt(job: Job) -> None:
-    job.start()
-    job.leader.disconnected(2, "it was silent for 15 s", job.now)
-    ended = job.sent[0][-1]
-    assert isinstance(ended, AttemptEnded)
-    assert (ended.failure.kind, ended.failure.pod) == ("lost", 2)
-    assert ended.failure.message == "lost the connection to pod 0: it was silent for 15 s"
-
-
 def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(job: Job) -> None:
     job.start()
     job.leader.received(2, SuccessReport(0), job.now)

@@ -56,44 +56,52 @@ def test_the_earliest_failure_that_is_not_secondary_is_the_root_cause(
 
 
 @pytest.mark.parametrize(
-    ("type_name", "message"),
+    ("type_name", "message", "kind"),
     [
-        ("RuntimeError", "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"),
-        ("DistBackendError", "NCCL error in: /opt/x/NCCLUtils.cpp:94, remote process exited"),
-        ("DistNetworkError", "failed to recv, got 0 bytes"),
-        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
-    ],
-)
-def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
-    assert kind_of_text(type_name, message) is Kind.CONNECTION
-
-
-@pytest.mark.parametrize(
-    ("type_name", "message"),
-    [
-        ("ValueError", "bad"),
-        ("RuntimeError", "CUDA out of memory"),
-        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
-        ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+        (
+            "RuntimeError",
+            "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5",
+            Kind.CONNECTION,
+        ),
+        ("DistBackendError", "NCCL error in: /opt/x/NCCLUtils.cpp:94, remote process exited", Kind.CONNECTION),
+        ("DistNetworkError", "failed to recv, got 0 bytes", Kind.CONNECTION),
+        (
+            "RuntimeError",
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer",
+            Kind.CONNECTION,
+        ),
+        ("ValueError", "bad", Kind.EXCEPTION),
+        ("RuntimeError", "CUDA out of memory", Kind.EXCEPTION),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", Kind.EXCEPTION),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused", Kind.EXCEPTION),
         (
             "DistBackendError",
             "NCCL error in: NCCLUtils.cpp:77, invalid usage, ncclInvalidUsage: Duplicate GPU detected : rank 1",
+            Kind.EXCEPTION,
         ),
         (
             "DistBackendError",
             "NCCL error in: NCCLUtils.cpp:77\nncclInvalidArgument: Invalid value for an argument.",
+            Kind.EXCEPTION,
         ),
         (
             "DistBackendError",
             "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.28.9\nncclUnhandledCudaError: Call "
             "to CUDA function failed.\nLast error:\nCuda failure 710 'device-side assert triggered'",
+            Kind.EXCEPTION,
         ),
-        ("DistBackendError", ASSERTED),
-        ("RuntimeError", "[enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"),
+        ("DistBackendError", ASSERTED, Kind.EXCEPTION),
+        (
+            "RuntimeError",
+            "[enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4",
+            Kind.EXCEPTION,
+        ),
     ],
 )
-def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str) -> None:
-    assert kind_of_text(type_name, message) is Kind.EXCEPTION
+def test_broken_connections_are_secondary_and_exceptions_of_user_code_are_not(
+    type_name: str, message: str, kind: Kind
+) -> None:
+    assert kind_of_text(type_name, message) is kind
 
 
 @pytest.mark.parametrize(
