@@ -141,8 +141,9 @@ class Hub:
         if not self._peers:
             try:
                 made = foreign.read(_Layout, layout)
-                limits = Limits(made.workers, made.wait, made.timeout)
-                self._rounds = Rounds(limits, made.size, made.dtype, now, self._log)
+                self._rounds = Rounds(
+                    Limits(made.workers, made.wait, made.timeout), made.size, made.dtype, now, self._log
+                )
             except (RuntimeError, *foreign.ERRORS) as error:
                 return f"its layout cannot be used: {error}"
             self._layout, self._longest = layout, 2 * _BYTES * made.size + _MORE  # parameters and momentum

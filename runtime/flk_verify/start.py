@@ -142,5 +142,4 @@ def _alone(world_size: int, port: str) -> dict[str, str]:
     """The variables of the one process that stands for all ranks."""
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
-    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return ranks | sizes | store | {user_env.STANDS_FOR: str(world_size)}
+    return ranks | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, user_env.STANDS_FOR: str(world_size)}

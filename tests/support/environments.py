@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from flk_runtime.contract import user_env
+from flk_runtime.contract.failure import Kind
 from flk_runtime.discovery import discover
 from flk_runtime.errors import DiscoveryError
 
@@ -75,3 +76,4 @@ def refused(environ: Mapping[str, str | None], words: list[str]) -> None:
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert caught.value.kind is Kind.USAGE

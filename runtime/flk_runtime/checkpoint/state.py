@@ -125,8 +125,7 @@ def split_tensors(state: Any, path: Path) -> SplitState:
         chunks.extend(_whole(value, path))
         return {REFERENCE: name}
 
-    plain = encode(state, path, take)
-    return SplitState(chunks, plain)
+    return SplitState(chunks, encode(state, path, take))
 
 
 def encode_whole(state: Any, path: Path) -> Any:

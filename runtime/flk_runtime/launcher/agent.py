@@ -483,7 +483,11 @@ class Agent:
         if self.memory:
             self.memory.close(remove=record.outcome not in ("replaced", "preempted"))
         if self.rendezvous and record.outcome != "replaced":
-            self.rendezvous.wait_for_members_to_leave()
+            # The controller brings back a pod that was lost at the end, which learns only here that the job has
+            # succeeded. Alone it would wait for this one, and fail the job.
+            settings, succeeded = self.settings, record.outcome == "succeeded" and not self.stop
+            seconds = settings.join_timeout if succeeded and settings.least_pods == settings.pods else settings.lease
+            self.rendezvous.wait_for_members_to_leave(seconds, self.wakeup.signals)
         if self.service:
             self.service.close(code)
         return code

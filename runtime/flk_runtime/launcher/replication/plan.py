@@ -231,5 +231,7 @@ class MemoryPlans:
         elif holders:
             cut = max(holders, key=lambda each: (each.step, each.number, each.written_in))
             lost = cut.world_size - len(holders[cut])
-            which = f"{lost} of its {cut.world_size} shards are lost"
-            self._log(f"the checkpoint in memory after step {cut.step} is incomplete: {which}")
+            self._log(
+                f"the checkpoint in memory after step {cut.step} is incomplete: {lost} of its {cut.world_size} shards "
+                "are lost"
+            )

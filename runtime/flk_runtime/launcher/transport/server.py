@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from flk_runtime.wire import Acceptor, Connection, Refused, listen, reason, was_
 from flk_runtime.wire.listener import LOOPBACK
 
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
+_POLL = 0.5  # seconds between two looks whether a signal has come
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
 
@@ -90,9 +91,11 @@ class Server:
         start_thread("rendezvous-server", self._run, self._post)
         start_thread("rendezvous-acceptor", lambda: self._acceptor.run(lambda *it: self._loop.put(it)), self._post)
 
-    def wait_for_members_to_leave(self) -> None:
-        """Serve until all members know how the job ended, for at most the time of a lease."""
-        self._all_left.wait(self._settings.lease)
+    def wait_for_members_to_leave(self, seconds: float, stopped: Sequence[int]) -> None:
+        """Serve until all members know how the job ended or ``stopped`` has a signal, for at most ``seconds``."""
+        end = time.monotonic() + seconds
+        while not (stopped or self._all_left.wait(_POLL)) and time.monotonic() < end:
+            pass
 
     def _run(self) -> None:
         sweep_at = time.monotonic()

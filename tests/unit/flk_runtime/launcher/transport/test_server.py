@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import socket
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -165,3 +166,9 @@ def test_a_launcher_that_claims_a_place_which_the_job_does_not_have_is_named() -
     with connect(server.port, 7).socket:
         line = lines.get(timeout=60)
     assert "127.0.0.1: it is none of the 3 pods of the job: Hello(pod=7, " in line
+
+
+def test_a_signal_ends_the_wait_for_members_that_do_not_know_the_end() -> None:
+    server = Server(Settings(("train.py",), pods=PODS), lambda send, store: Starter(send), print, print)
+    server.start()
+    server.wait_for_members_to_leave(600.0, [signal.SIGTERM])
