@@ -83,8 +83,7 @@ def resume(
     from flk.jobs import lifecycle
 
     def act(client: JobClient, job: JobRef, tell: Tell) -> None:
-        resumed = lifecycle.resume(client, job.name)
-        state = "is resumed" if resumed else "was not suspended"
+        state = "is resumed" if lifecycle.resume(client, job.name) else "was not suspended"
         tell(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
 
     return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_parallel(act)

@@ -57,8 +57,7 @@ def delete(
     if older_than is not None and older_than.isdecimal():  # it would delete what ended a few seconds ago
         hint = f"write {older_than}d for days, or {older_than}h, {older_than}m or {older_than}s"
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
-    age = seconds(older_than, "--older-than")
-    selection = _selection(names, everything, selector, finished, age)
+    selection = _selection(names, everything, selector, finished, seconds(older_than, "--older-than"))
     from flk.jobs.lifecycle import losses
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient

@@ -417,8 +417,7 @@ def _insufficient(view: JobView, match: Match) -> Found:
             return match.found(f"{match}: no node offers {resource}", remedy, resolves_itself=False)
         if not fitting(allocatable(view.seen.nodes[node]), {resource: needed}):
             sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
-            remedy = f"ask for less with {less}, or add a larger node"
-            return match.found(sentence, remedy, resolves_itself=False)
+            return match.found(sentence, f"ask for less with {less}, or add a larger node", resolves_itself=False)
     remedy = (
         f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
         f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"

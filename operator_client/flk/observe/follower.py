@@ -269,13 +269,24 @@ class JobCache:
         old = self._pods.get(pod["metadata"]["name"], pod)
         if old["metadata"]["uid"] != pod["metadata"]["uid"]:
             self._replaced_pods[pod["metadata"]["name"]] = old
-        self._pods[pod["metadata"]["name"]] = pod
+        self._pods[pod["metadata"]["name"]] = _as_first_deleted(old, pod)
 
     def _remove(self, pod: Object) -> None:
         """Remember a pod that does not exist any more as it was seen last."""
-        self._pods.pop(pod["metadata"]["name"], None)
-        self._replaced_pods[pod["metadata"]["name"]] = pod
+        old = self._pods.pop(pod["metadata"]["name"], pod)
+        self._replaced_pods[pod["metadata"]["name"]] = _as_first_deleted(old, pod)
 
     def _owns(self, pod: Object) -> bool:
         created = self._job["metadata"].get("creationTimestamp") if self._job else None
         return self.uid is None or self._target.owns(pod, self.uid, self._name, created)
+
+
+def _as_first_deleted(old: Object, pod: Object) -> Object:
+    """Return a pod with the time of its deletion that it had when it was ``old``, if that is the same pod.
+
+    The kubelet writes another time when its containers have ended and its volumes are unmounted. That one does not tell
+    whether the deletion has ended them.
+    """
+    before, now = old["metadata"], pod["metadata"]
+    kept = {name: before[name] for name in ("uid", "deletionTimestamp") if name in before}
+    return {**pod, "metadata": now | kept} if kept["uid"] == now["uid"] else pod

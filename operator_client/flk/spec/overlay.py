@@ -91,8 +91,8 @@ def load_job(
     place = file.source_name(source or "")
     with overlay.keeping():
         if source and written is None and not flags["words"] and flags["module"] is None:
-            keys = {**overlay.fields, "command": EXAMPLE_SCRIPT}
-            validated(keys, where=overlay.where, source=place)  # a misspelled one is told first
+            # A misspelled key is told first.
+            validated({**overlay.fields, "command": EXAMPLE_SCRIPT}, where=overlay.where, source=place)
         command, root = _command(list(flags["words"] or []), flags["module"], written, source, notify)
         if command != written:
             overlay.set(["command"], command, "-m" if flags["module"] else "SCRIPT")

@@ -11,7 +11,7 @@ from flk.kube import ApiClient, Changed, Listed, list_and_watch
 from flk.kube.resources import RequestTarget, Resource
 from flk.observe import follower as watches
 from flk.observe.client import JobClient, JobRef
-from flk.observe.follower import Follower, Watched, Watches
+from flk.observe.follower import Follower, JobCache, Watched, Watches
 from flk.targets import DEFAULT
 
 PODS = RequestTarget(Resource("", "v1", "pods"), "team")
@@ -80,3 +80,16 @@ def test_the_first_lists_are_awaited_without_haste_when_the_time_is_over(arrived
         (seen,) = next(follower.updates(until=0.0)).values()
     assert seen.gone is not None
     assert arrived.waits[0] == 1.0
+
+
+def test_a_pod_keeps_the_time_of_its_deletion_when_the_kubelet_writes_another_one(client: JobClient) -> None:
+    """It tells that the grace period has ended the container, and not the kernel at the memory limit."""
+    cache = JobCache(client, "gpt", None, DEFAULT)
+    for uid, time, is_gone in (("a", "00:00:35", False), ("a", "00:01:00", True), ("b", "00:01:00", False)):
+        cache.take_pods(
+            Changed(
+                {"metadata": {"name": "gpt-worker-0", "uid": uid, "deletionTimestamp": f"2026-01-01T{time}Z"}}, is_gone
+            )
+        )
+    pods = [*cache.observed().replaced_pods.values(), *cache.observed().pods]
+    assert [pod["metadata"]["deletionTimestamp"][11:-1] for pod in pods] == ["00:00:35", "00:01:00"]
