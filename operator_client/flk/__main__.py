@@ -78,7 +78,8 @@ def _with_raw(stream: io.TextIOWrapper, raw: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors="replace" if stream.errors == "strict" else stream.errors,  # not every encoding has every character
+        # Not every encoding has every character, and that of the locale C not even with "surrogateescape".
+        errors="replace" if stream.errors in ("strict", "surrogateescape") else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -41,6 +41,10 @@ _UNTOLD: Final = (
     "neither a launcher nor the log of pod 0 tells what was measured, and nothing has kept it, as records in the "
     "cluster do (records.enabled of flk's chart); or the job does not measure (FLK_TELEMETRY=off)"
 )
+_NOT_TOLD: Final = (
+    "the launchers tell of it at the end of an attempt and every five minutes, and of no step yet; of a script that "
+    "tells no steps they tell none"
+)
 _WAITS: Final = "no pod of the job has started yet"
 
 
@@ -152,8 +156,7 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     if not state.attempts:
         found["attempts"] = no_record
     if state.goodput is None or state.goodput.share is None:
-        no_step = "no step has been told yet: the script prints no steps, or the first one is not done"
-        found["goodput"] = no_step if view.records else no_record
+        found["goodput"] = _NOT_TOLD if view.records else no_record
     if telemetry is None or not telemetry.history:
         found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
     if telemetry is None or not telemetry.ranks:

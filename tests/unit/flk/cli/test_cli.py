@@ -423,11 +423,22 @@ def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: 
 
 
 def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
-    named = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"  # or Typer looks which shell has started the command
-    code, stderr = shell(f"HOME=/dev/null {named} $FLK --install-completion bash", tmp_path)
+    # Or Typer looks which shell has started the command.
+    named = "HOME=/dev/null _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"
+    code, stderr = shell(f"{named} $FLK --install-completion bash", tmp_path)
     assert code == 2, stderr
-    said = r"error: the completion cannot be written to /dev/null\S*: .+\n"
-    assert re.fullmatch(said + "hint: --show-completion prints what your shell has to read\n", stderr), stderr
+    assert re.fullmatch(
+        r"error: the completion cannot be written to /dev/null\S*: .+\n"
+        "hint: --show-completion prints what your shell has to read\n",
+        stderr,
+    ), stderr
+
+
+def test_an_encoding_lacks_characters(tmp_path: Path) -> None:
+    assert shell(
+        f"export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0; echo 'env: {{A: ü}}' | $FLK {RENDER} train.py -f -",
+        tmp_path,
+    ) == (0, "")
 
 
 def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
@@ -443,8 +454,7 @@ def test_a_job_that_was_created_is_told_of_although_its_name_cannot_be_written(
     tmp_path: Path, fake: Any, kubeconfig: Path
 ) -> None:
     code, stderr = shell("$FLK submit train.py --name new >/dev/full", tmp_path)
-    assert code == 1
-    assert stderr.startswith("flk: created PyTorchJob new in namespace team")
+    assert (code, stderr.startswith("flk: created PyTorchJob new in namespace team")) == (1, True)
     assert stderr.endswith(FULL)
 
 
