@@ -89,7 +89,9 @@ class Registry(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
             hint = _SYNONYMS.get(args[0]) or _suggestion(args[0], [*COMMANDS], "flk --help")
-            raise UsageError(f"there is no command {args[0]!r}", hint=hint)
+            raise UsageError(
+                f"there is no command {args[0]!r}", hint=re.sub(r"\bflk (?=-|[a-z])", f"{program_name()} ", hint)
+            )
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

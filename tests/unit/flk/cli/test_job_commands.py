@@ -296,9 +296,9 @@ def test_hints_name_the_context_that_was_given_and_the_plugin(
     fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-flk"])
-    code, _, stderr = run("status", "gpt", "--context", "fake")
-    assert code == ExitCode.NOT_FOUND
-    assert stderr == (
+    assert run("status", "gpt", "--context", "fake")[::2] == (
+        ExitCode.NOT_FOUND,
         "error: there is no job gpt in namespace team\n"
-        "hint: kubectl flk list -n team --context fake lists those that exist\n"
+        "hint: kubectl flk list -n team --context fake lists those that exist\n",
     )
+    assert run("statsu")[2].endswith("hint: did you mean status? kubectl flk --help lists them\n")
