@@ -257,7 +257,7 @@ def parse_goal(text: str) -> Phase:
 
 def describe(state: State) -> str:
     """Return one line about a job's state for people who wait."""
-    line = f"{state.name} is {state.headline}"
+    line = f"{state.name} {'has' if state.phase in (Phase.SUCCEEDED, Phase.FAILED) else 'is'} {state.headline}"
     if state.phase == Phase.RUNNING:
         line += f", {state.ready} of {state.replicas} pods"
         if len(state.attempts) > 1:

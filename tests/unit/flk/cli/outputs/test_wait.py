@@ -16,10 +16,20 @@ def test_without_waiting(terminal: Terminal, fake: FakeApiServer, snapshot: Snap
     assert terminal("flk wait gpt --timeout 0") == snapshot
 
 
-@pytest.mark.parametrize("which", ["running", "unschedulable", "suspended"])
-def test_timeout(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str) -> None:
+@pytest.mark.parametrize(
+    ("which", "options"),
+    [
+        ("running", "--timeout 1s"),
+        ("unschedulable", "--timeout 1s"),
+        ("suspended", "--timeout 1s"),
+        ("succeeded", "--for Running"),
+    ],
+)
+def test_options(
+    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str, options: str
+) -> None:
     jobs.add(fake, which)
-    assert terminal("flk wait gpt --timeout 1s") == snapshot
+    assert terminal(f"flk wait gpt {options}") == snapshot
 
 
 def test_no_such_job(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
