@@ -171,9 +171,8 @@ def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> N
     for pod in range(2):
         assert [n for line in job.log(pod).splitlines() if (n := log_format.parse_attempt(line))] == [1, 2]
     assert re.findall(r"attempt 2: 4 ranks on 2 pods, after .*\n", job.log(0))
-    first = job.record().attempts[0]
-    assert first.failure is not None
-    assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
+    failure = job.failure(attempt=0)
+    assert (failure.rank, failure.signal, failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
 
 
 @pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
@@ -187,9 +186,8 @@ def test_a_killed_pod_restarts_all_ranks(forked_pods: Callable[..., Pods], victi
     job.until(lambda: not alive(ranks[victim]), "the ranks of a killed launcher end with it")
     job.start("train.py", "2", only=victim)
     assert job.wait() == [0, 0], job.logs_of_all()
-    first = job.record(0).attempts[0]
-    assert first.failure is not None
-    assert (first.failure.kind, first.failure.pod) == ("container_killed", victim)
+    failure = job.failure(attempt=0)
+    assert (failure.kind, failure.pod) == ("container_killed", victim)
     assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
@@ -204,8 +202,7 @@ def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(
     assert job.record(1).outcome == "preempted"
     job.start("train.py", "2", only=1)
     assert job.wait() == [0, 0], job.logs_of_all()
-    failure = job.record(0).attempts[0].failure
-    assert failure is not None
+    failure = job.failure(attempt=0)
     assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
     lines = job.log(0).splitlines()
     assert "[pod 0] test-worker-1 received SIGTERM; all ranks have to end" in lines
@@ -219,8 +216,7 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(forked_pods: Callab
     job.start("train.py", "1")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):  # also in the pod whose own ranks only saw a broken connection
-        failure = job.record(index).failure
-        assert failure is not None
+        failure = job.failure(index)
         assert (failure.rank, failure.pod_name, failure.type, failure.message) == (
             2,
             "test-worker-1",
@@ -466,8 +462,7 @@ def test_the_deadline_ends_the_job_without_a_restart(forked_pods: Callable[..., 
     job.variables[pod_env.DEADLINE] = "1"
     job.start("train.py", only=1)
     assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
-    failure = job.record().failure
-    assert failure is not None
+    failure = job.failure()
     assert failure.kind == "deadline"
     assert len(job.record().attempts) == 1
 
@@ -484,6 +479,5 @@ def test_wrong_settings_are_refused_with_one_line(pods: Callable[..., Pods]) -> 
     assert job.wait() == [ExitCode.USAGE], job.log()
     (line,) = job.log().splitlines()
     assert message in line
-    failure = job.record().failure
-    assert failure is not None
+    failure = job.failure()
     assert message in failure.message

@@ -82,8 +82,7 @@ def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
     job.start("train.py", str(STEPS), "0", "0", only=victim)
     assert job.wait() == [0, 0], job.logs_of_all()
     assert f"[rank 1] begins at step {saved}\n" in job.log(1)
-    failure = job.record(0).attempts[0].failure
-    assert failure is not None
+    failure = job.failure(attempt=0)
     assert failure.summary == f"test-worker-{victim} received SIGTERM; saved after step {saved}"
     assert f"[pod 0] all ranks stop after step {saved} to save\n" in job.logs_of_all()
     assert final_loss(job) == undisturbed[2]
@@ -121,8 +120,7 @@ def test_a_step_that_takes_longer_than_the_grace_period_ends_without_a_save(trai
     job.until(lambda: (job.folder / "evaluating").exists(), "rank 0 evaluates")
     job.running[1].terminate()
     assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
-    failure = job.record(1).failure
-    assert failure is not None
+    failure = job.failure(1)
     assert "not all ranks saved after step" in failure.message, job.logs_of_all()
     assert checkpoints(job) == []
 
@@ -186,8 +184,7 @@ def test_after_the_end_of_a_training_the_script_hears_of_sigterm_itself(
     job.running[1].terminate()
     assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
     assert sorted(each.name for each in job.folder.glob("handled.*")) == ["handled.0", "handled.1"]
-    failure = job.record(1).failure
-    assert failure is not None
+    failure = job.failure(1)
     assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
     assert checkpoints(job) == ["step-000000003"]
 
@@ -245,6 +242,5 @@ def test_a_script_that_asks_whether_it_must_stop_saves_after_the_same_step_on_al
     job.start("train.py", only=1)
     assert job.wait() == [0, 0], job.logs_of_all()
     assert [f"begins at step {saved} with {saved}\n" in job.log(pod) for pod in (0, 1)] == [True, True]
-    failure = job.record(0).attempts[0].failure
-    assert failure is not None
+    failure = job.failure(attempt=0)
     assert failure.summary == f"test-worker-1 received SIGTERM; saved after step {saved}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import JobRecord
 from tests.support.network import Host, enter
 from tests.support.processes import until
@@ -197,6 +198,13 @@ class Pods:
         record = JobRecord.from_json((self.folder / f"termination.{index}").read_text())
         assert record is not None
         return record
+
+    def failure(self, index: int = 0, attempt: int | None = None) -> Failure:
+        """Why the job has ended, or this attempt of it, by the record of a pod."""
+        record = self.record(index)
+        found = record.failure if attempt is None else record.attempts[attempt].failure
+        assert found is not None
+        return found
 
     def pid(self, attempt: int, rank: int) -> int:
         """Process id of a rank. Waits until the rank has made a step in this attempt."""

@@ -101,12 +101,16 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
     return make
 
 
+def write(archive: RecordArchive, record: JobRecord) -> None:
+    archive.put_record(record)
+    archive.flush(8.0)
+
+
 def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: Any, tmp_path: Path) -> None:
     kept, log = keeper([*(f"[rank 0] step {number}" for number in range(100)), '[pod 0] flk-record {"outcome":"x"}'])
     kept.put_record(RUNNING)
     kept.put_progress(RankStatus(0, 0, 120, step_seconds=0.25), RUNNING)
-    kept.put_record(FAILED)
-    kept.flush(8.0)
+    write(kept, FAILED)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert entry.record == FAILED
@@ -123,11 +127,9 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
 def test_the_last_record_is_written_at_once(server: Any, keeper: Any, refused: int) -> None:
     server.refused = refused
     kept, _ = keeper()
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
+    write(kept, RUNNING)
     server.refused = 0
-    kept.put_record(FAILED)
-    kept.flush(8.0)
+    write(kept, FAILED)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert entry.record == FAILED
@@ -138,8 +140,7 @@ def test_the_start_of_the_job_outlives_its_only_pod(server: Any, keeper: Any) ->
     server.data["gpt.uid-1"] = first.to_json()
     kept, _ = keeper()
     assert kept.read() is not None
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
+    write(kept, RUNNING)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert kept.created == entry.created == 1000.0
@@ -212,8 +213,7 @@ def test_a_record_that_cannot_be_read_is_said_and_ignored(server: Any, keeper: A
     kept, log = keeper()
     assert kept.read() is None
     assert log == ["ignored the record of the job in ConfigMap records: it is damaged"]
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
+    write(kept, RUNNING)
     assert keeper()[0].read() is not None
 
 
@@ -226,10 +226,8 @@ def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(server: Any, k
     server.data |= {newer.key: newer.to_json(), "other.u": text.ljust(3_000)}
     server.limit = sum(map(len, server.data.values()))
     kept, log = keeper()
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
-    kept.put_record(FAILED)
-    kept.flush(8.0)
+    write(kept, RUNNING)
+    write(kept, FAILED)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry
     assert entry.record == FAILED
@@ -241,8 +239,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> Non
     server.cut = 1
     kept, log = keeper()
     assert kept.read() is None
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
+    write(kept, RUNNING)
     (line,) = log
     assert line.startswith("the record of the job is not kept in ConfigMap records: IncompleteRead(")
 
@@ -253,8 +250,7 @@ def test_the_oldest_records_make_room(server: Any, keeper: Any) -> None:
         old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
         server.data[old.key] = old.to_json()
     kept, _ = keeper()
-    kept.put_record(RUNNING)
-    kept.flush(8.0)
+    write(kept, RUNNING)
     assert "gpt.uid-1" in server.data
     assert sum(map(len, server.data.values())) <= 3_000
     assert "old-5.u" in server.data
@@ -264,8 +260,7 @@ def test_the_oldest_records_make_room(server: Any, keeper: Any) -> None:
 def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> None:
     server.refused = 403
     kept, log = keeper()
-    kept.put_record(FAILED)
-    kept.flush(8.0)
+    write(kept, FAILED)
     assert log == ["the record of the job is not kept in ConfigMap records: HTTP Error 403: Forbidden"]
 
 
