@@ -41,16 +41,15 @@ def failure_evidence(view: JobView, failure: Failure) -> list[Evidence]:
     """Return where a failure was read."""
     source = f"rank {failure.rank}" if failure.rank is not None else failure.pod_name or f"pod {failure.pod}"
     recorded = any(failure.pod_name and record.failure for record in view.records)
-    found = []
-    last = [line for line in failure.details.strip().splitlines() if line.strip()]
-    if failure.details:
+    last = [line for line in failure.details.splitlines() if line.strip()]
+    if last:
         where = f"{'record of the launcher' if recorded else 'log'} of {source}"
-        found.append(Evidence(where, last[-1].strip(), time=failure.time))
+        found = [Evidence(where, last[-1].strip(), time=failure.time)]
     else:
         where = f"record of the launcher of {source}" if recorded else f"pod {failure.pod_name or failure.pod}"
-        found.append(
+        found = [
             Evidence(where, failure.summary, "" if recorded else container_path(view, "state.terminated"), failure.time)
-        )
+        ]
     if "Failed" in view.conditions:
         found.append(_condition(view))
     return found

@@ -126,12 +126,11 @@ def node_lost(view: JobView) -> Found | None:
 
 def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
     """Return the event NodeNotReady of a pod, which the node controller writes if the node is silent."""
-    if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING):
-        return None
-    for event in reversed(view.pod_events.get(pod.name, [])):
-        if event.get("reason") == "NodeNotReady":
-            return event_evidence(event)
-    return None
+    ready = conditions(view.objects.get(pod.name)).get("Ready") or {}
+    if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING) or ready.get("status") == "True":
+        return None  # the event of a node that answers again stays for an hour
+    said = [event for event in view.events_of(pod.name) if event.get("reason") == "NodeNotReady"]
+    return event_evidence(said[-1]) if said else None
 
 
 # Types of conditions that are True when something is broken, by who writes them.

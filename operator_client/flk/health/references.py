@@ -15,7 +15,7 @@ from flk.health.cluster import (
     Unreadable,
 )
 from flk.health.scheduling import is_adding, scheduler_says, unschedulable
-from flk.health.starting import CONFIG_ERRORS
+from flk.health.starting import CONFIG_ERRORS, SET_UP
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved
@@ -194,7 +194,9 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
         # A container that waits for another reason has its volumes: events of an earlier failure say nothing of now.
         if pod.phase != PodPhase.STARTING or pod.reason not in ("", *_MOUNT_FAILURES):
             continue
-        for event in reversed(view.pod_events.get(pod.name, [])):
+        for event in reversed(view.events_of(pod.name)):
+            if event.get("reason") in SET_UP:
+                break  # its volumes were mounted before
             text = one_line(event.get("message"))
             # "unmounted volumes" only repeats that something is missing.
             if event.get("reason") in _MOUNT_FAILURES and "timed out waiting" not in text:

@@ -176,7 +176,7 @@ def _image_of(view: JobView, message: str) -> str:
 def _access_denied(view: JobView, match: Match) -> Found:
     listed = pod_spec(view.objects[match.pods[0]]).get("imagePullSecrets") or []
     secrets = [str(secret.get("name")) for secret in listed]
-    events = [event for name in match.pods for event in view.pod_events.get(name, [])]
+    events = [event for name in match.pods for event in view.events_of(name)]
     missing = [event for event in events if event.get("reason") == "FailedToRetrieveImagePullSecret"]
     if missing and secrets:
         why = f"the pull secret {' or '.join(secrets)} does not exist"
@@ -275,14 +275,14 @@ def _wrong_format(view: JobView) -> Match | None:
 
 # Events of the kubelet about a pod that it cannot set up: its network, or its devices of dynamic allocation.
 _SETUP_FAILURES: Final = ("FailedCreatePodSandBox", "FailedPrepareDynamicResources", "NetworkNotReady")
-_SET_UP: Final = ("Pulling", "Pulled", "Created", "Started")
+SET_UP: Final = ("Pulling", "Pulled", "Created", "Started")
 
 
 def _not_set_up(view: JobView) -> Match | None:
     """Find the first pod that its node cannot set up, so that its containers do not start."""
     for pod in view.pods:
         events = view.events_of(pod.name) if pod.phase == PodPhase.STARTING else []
-        set_up = _last([event for event in events if event.get("reason") in _SET_UP])
+        set_up = _last([event for event in events if event.get("reason") in SET_UP])
         failed = [event for event in events if event.get("reason") in _SETUP_FAILURES and event_time(event) > set_up]
         if failed:  # their messages differ, so that each is an event of its own
             since = max(set_up, min(event_time(event, first=True) for event in failed))

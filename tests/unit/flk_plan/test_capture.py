@@ -220,21 +220,22 @@ def test_a_script_is_captured_with(what: str, captured: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "said"),
     [
-        MODEL + ADAMW + STEP,
-        "raise RuntimeError('as torch does where a wrapper gets no data')",
-        "",
+        (MODEL + ADAMW + STEP, ""),
+        ("raise RuntimeError('as torch does where a wrapper gets no data')", ""),
+        (
+            "raise OSError('no such weights\\nin any folder')\n",
+            ".* from that call; it raised OSError: no such weights$",
+        ),
+        ("", ""),
     ],
 )
-def test_a_script_without_parallelize_ends_at_its_first_step_with_the_reason(script: str, captured: Any) -> None:
-    with pytest.raises(SetupError, match=r"the script did not call run\.parallelize"):
+def test_a_script_without_parallelize_ends_at_its_first_step_with_the_reason(
+    script: str, said: str, captured: Any
+) -> None:
+    with pytest.raises(SetupError, match=rf"the script did not call run\.parallelize{said}"):
         captured(script)
-
-
-def test_what_a_script_raised_before_parallelize_is_said(captured: Any) -> None:
-    with pytest.raises(SetupError, match=r"plan takes .* from that call; it raised OSError: no such weights$"):
-        captured("raise OSError('no such weights\\nin any folder')\n")
 
 
 def test_a_selection_by_values_is_refused(captured: Any) -> None:

@@ -24,11 +24,6 @@ def test_an_unset_or_empty_variable_has_its_default(row: Variable[Any]) -> None:
     assert row.read({}) == row.read({row: ""}) == row.default
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if isinstance(row.default, int | float)])
-def test_a_default_is_a_value_that_its_variable_may_have(row: Variable[Any]) -> None:
-    assert row.read({row: str(row.default)}) == row.default
-
-
 @pytest.mark.parametrize(
     ("row", "text", "value"),
     [
@@ -36,9 +31,12 @@ def test_a_default_is_a_value_that_its_variable_may_have(row: Variable[Any]) -> 
         (user_env.SAVE_EVERY, "10", 10),
         (user_env.MEMORY_LIMIT, "1.5Ki", 1536),
         (user_env.MEMORY_LIMIT, "0", 0),
+        *((row, str(row.default), row.default) for row in ROWS if isinstance(row.default, int | float)),
     ],
 )
-def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:
+def test_text_is_converted_and_a_default_is_a_value_that_its_variable_may_have(
+    row: Variable[Any], text: str, value: Any
+) -> None:
     assert row.read({row: text}) == value
 
 

@@ -58,9 +58,21 @@ def test_ends_from_outside_do_not_count_as_restarts(reason: str) -> None:
 def test_events_about_an_earlier_pod_of_the_name_are_not_about_the_present_one() -> None:
     waiting = JobBuilder().pod(0).pod(2).pod(1, "Pending", {"waiting": {"reason": "ContainerCreating"}})
     waiting.event("FailedMount", "no such volume", "Pod", POD, uid="earlier")
-    assert waiting.state().pods[1].reason == ""
+    assert (waiting.state().reason, waiting.state().pods[1].reason) == ("", "")
     waiting.event("FailedMount", "no such volume", "Pod", POD, uid="pod-1")
-    assert waiting.state().pods[1].reason == "FailedMount"
+    assert (waiting.state().reason, waiting.state().pods[1].reason) == ("MountFailed", "FailedMount")
+    waiting.event("Pulling", "Pulling image", "Pod", POD, uid="pod-1")
+    waiting.events[-1]["type"] = "Normal"
+    assert waiting.state().reason == "", "an image is pulled when the volumes are mounted"
+
+
+@pytest.mark.parametrize(
+    ("uid", "ready", "codes"), [("pod-1", "False", ["NodeLost"]), ("pod-1", "True", []), ("earlier", "False", [])]
+)
+def test_a_node_that_was_silent_for_a_while_is_not_lost(uid: str, ready: str, codes: list[str]) -> None:
+    job = JobBuilder().all("pod").pod(1, conditions=[{"type": "Ready", "status": ready}])
+    job.event("NodeNotReady", "Node is not ready", "Pod", POD, uid=uid)
+    assert [cause.code for cause in find(job.view())] == codes
 
 
 def test_what_keeps_pods_from_a_node_now_comes_before_what_ended_them() -> None:

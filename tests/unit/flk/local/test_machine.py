@@ -48,26 +48,24 @@ def test_too_few_gpus_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "processes", "gpus", "devices"),
+    ("replicas", "processes", "gpus", "shown", "devices"),
     [
-        (1, 1, 1, ["0"]),
-        (2, 2, 4, ["0,1", "2,3"]),
-        (4, 1, 1, ["", "", "", ""]),
-        (1, 2, 1, [""]),
-        (4, 1, 0, None),
+        (1, 1, 1, {}, ["0"]),
+        (2, 2, 4, {}, ["0,1", "2,3"]),
+        (4, 1, 1, {}, ["", "", "", ""]),
+        (1, 2, 1, {}, [""]),
+        (4, 1, 0, {}, None),
+        # The GPUs that the user shows are shared out too.
+        (4, 1, 8, {"CUDA_VISIBLE_DEVICES": ""}, None),
+        (4, 1, 8, {"CUDA_VISIBLE_DEVICES": "0"}, None),
+        (4, 1, 8, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
+        (4, 1, 8, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, None),
     ],
 )
 def test_a_job_that_asks_for_none_has_one_for_each_rank_or_none(
-    replicas: int, processes: int, gpus: int, devices: list[str] | None
+    replicas: int, processes: int, gpus: int, shown: dict[str, str], devices: list[str] | None
 ) -> None:
-    assert shares(job(replicas, processes=processes), gpus, {}) == devices
-
-
-@pytest.mark.parametrize(
-    ("visible", "devices"), [("", None), ("0", None), ("4,5,6,7", ["4", "5", "6", "7"]), ("GPU-a,GPU-b", None)]
-)
-def test_the_gpus_that_the_user_shows_are_shared_out_too(visible: str, devices: list[str] | None) -> None:
-    assert shares(job(4), 8, {"CUDA_VISIBLE_DEVICES": visible}) == devices
+    assert shares(job(replicas, processes=processes), gpus, shown) == devices
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
