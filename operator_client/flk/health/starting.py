@@ -26,7 +26,7 @@ from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable, is_allo
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time, involved
-from flk.observe.pods import INIT, failed_init, one_line
+from flk.observe.pods import INIT, SET_UP, failed_init, one_line
 from flk.observe.view import JobView, Recreation, pod_spec
 from flk.spec.units import timestamp
 from flk_runtime.contract import ExitCode
@@ -275,7 +275,6 @@ def _wrong_format(view: JobView) -> Match | None:
 
 # Events of the kubelet about a pod that it cannot set up: its network, or its devices of dynamic allocation.
 _SETUP_FAILURES: Final = ("FailedCreatePodSandBox", "FailedPrepareDynamicResources", "NetworkNotReady")
-SET_UP: Final = ("Pulling", "Pulled", "Created", "Started")
 
 
 def _not_set_up(view: JobView) -> Match | None:

@@ -17,6 +17,7 @@ FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 # Executes a command that finds the programs of the job's packages first, and the packages by their Python.
 _WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
+SET_UP: Final = ("Pulling", "Pulled", "Created", "Started")  # reasons of events of a pod whose volumes are mounted
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 INIT: Final = "Init:"  # begins the reason of a pod whose init container has failed, as kubectl writes it
 OF_INIT: Final = "its init container"  # begins its message
@@ -213,7 +214,7 @@ def _reason(pod: Object, phase: PodPhase, state: Object, events: Sequence[Object
             waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") and waiting["reason"] not in _NORMAL:
                 return str(waiting["reason"]), one_line(waiting.get("message"))
-        warnings = [event for event in events if event.get("type") == "Warning"]
+        warnings = [event for event in since(events, SET_UP) if event.get("type") == "Warning"]
         if warnings:
             return str(warnings[-1].get("reason")), one_line(warnings[-1].get("message"))
     if phase == PodPhase.UNKNOWN:
@@ -240,6 +241,12 @@ def _signal(ended: Object) -> int | None:
         return int(ended["signal"])
     code = ended.get("exitCode")
     return code - FIRST_SIGNAL if code is not None and FIRST_SIGNAL < code < 2 * FIRST_SIGNAL else None
+
+
+def since(events: Sequence[Object], reasons: Sequence[str]) -> Sequence[Object]:
+    """Return the events after the last one with one of these reasons, which says that earlier ones are over."""
+    begun = max((number for number, event in enumerate(events, 1) if event.get("reason") in reasons), default=0)
+    return events[begun:]
 
 
 def one_line(text: Any) -> str:

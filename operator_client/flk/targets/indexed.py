@@ -93,6 +93,7 @@ class IndexedJob(IndexedTarget):
     group = "batch"
     version = "v1"
     plural = "jobs"
+    succeeded = ("Complete", "SuccessCriteriaMet")
     controller = "Kubernetes' Job controller"
     controller_pods = "get pods -n kube-system -l component=kube-controller-manager"
     scalable = True
@@ -119,10 +120,6 @@ class IndexedJob(IndexedTarget):
         """Return the pods of the Job's indexes."""
         return replicas_of(job, job.get("spec") or {})
 
-    def condition_names(self) -> Mapping[str, str]:
-        """Return the conditions of a Job."""
-        return {**named("Complete", "FailureTarget"), "SuccessCriteriaMet": "Succeeded"}
-
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the patch of an elastic indexed Job: both numbers change together."""
         return {"spec": {"completions": replicas, "parallelism": replicas}}
@@ -146,6 +143,7 @@ class JobSet(IndexedTarget):
     group = "jobset.x-k8s.io"
     version = "v1alpha2"
     plural = "jobsets"
+    succeeded = ("Completed",)
     controller = JOBSET_CONTROLLER.name
     controllers = (JOBSET_CONTROLLER,)
     controller_pods = "get pods -n jobset-system"
@@ -176,10 +174,6 @@ class JobSet(IndexedTarget):
         """Return the pods of the first Job of the set."""
         jobs = (job.get("spec") or {}).get("replicatedJobs") or [{}]
         return replicas_of(job, (jobs[0].get("template") or {}).get("spec") or {})
-
-    def condition_names(self) -> Mapping[str, str]:
-        """Return the conditions of a JobSet."""
-        return named("Completed", "StartupPolicyInProgress", "StartupPolicyCompleted")
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the pod is of the JobSet's Job, and the controller's label has the JobSet's UID."""
@@ -247,11 +241,6 @@ def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
 def restart_limit(job: JobSpec) -> int:
     """Return how often a pod may end without an exit code."""
     return min(_LARGEST_INT, job.restarts + job.disruptions + 1)
-
-
-def named(success: str, *others: str) -> Mapping[str, str]:
-    """Return the ``condition_names`` of a kind whose condition of success has this name, and that has these others."""
-    return {success: "Succeeded", **{name: name for name in ("Failed", "Suspended", *others)}}
 
 
 def headless_service(metadata: Object, selector: Mapping[str, str], ports: Sequence[Object]) -> Object:

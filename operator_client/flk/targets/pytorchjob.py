@@ -88,10 +88,6 @@ class PyTorchJob(Target):
         """Return the name of the Service that the operator makes for a pod."""
         return self.pod_name(job, WORKER, pod)
 
-    def condition_names(self) -> Mapping[str, str]:
-        """Return the conditions of a PyTorchJob."""
-        return {name: name for name in ("Created", "Running", "Restarting", "Succeeded", "Failed", "Suspended")}
-
     def replicas(self, job: Object) -> Mapping[str, Replicas]:
         """Return the pods of the Master, if there is one, and of the workers."""
         specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}

@@ -12,7 +12,7 @@ from typing import Final
 
 from flk.errors import UsageError
 from flk.spec.units import created_at, timestamp
-from flk.targets.indexed import JOBSET_CONTROLLER, IndexedTarget, named
+from flk.targets.indexed import JOBSET_CONTROLLER, IndexedTarget
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Controller, Object, Parts, Replicas, count, is_controlled
 from flk_runtime.contract import VERSION, pod_layout
 
@@ -51,6 +51,7 @@ class TrainJob(IndexedTarget):
     group = "trainer.kubeflow.org"
     version = "v1alpha1"
     plural = "trainjobs"
+    succeeded = ("Complete",)
     container = NODE
     job_label = _JOBSET_NAME  # which TrainJobs without flk have too
     selector = ""
@@ -118,10 +119,6 @@ class TrainJob(IndexedTarget):
         """Return whether the pod is of the TrainJob's Job, and not older: no pod has the UID of its TrainJob."""
         of_job = is_controlled(pod, kind="Job", name=_job_of(name)) and self.is_named(pod, name)
         return of_job and self.job_name(pod) == name and created_at(pod) >= timestamp(created)
-
-    def condition_names(self) -> Mapping[str, str]:
-        """Return the conditions of a TrainJob."""
-        return named("Complete")
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
         """Return the TrainJob, its JobSet and its Job, whose events say why pods were refused."""

@@ -57,13 +57,15 @@ def test_ends_from_outside_do_not_count_as_restarts(reason: str) -> None:
 
 def test_events_about_an_earlier_pod_of_the_name_are_not_about_the_present_one() -> None:
     waiting = JobBuilder().pod(0).pod(2).pod(1, "Pending", {"waiting": {"reason": "ContainerCreating"}})
-    waiting.event("FailedMount", "no such volume", "Pod", POD, uid="earlier")
+    waiting.event("Preempted", "by pod other", "Pod", POD, uid="first").ran(1, "earlier").event(
+        "FailedMount", "no such volume", "Pod", POD, uid="earlier"
+    )
     assert (waiting.state().reason, waiting.state().pods[1].reason) == ("", "")
     waiting.event("FailedMount", "no such volume", "Pod", POD, uid="pod-1")
     assert (waiting.state().reason, waiting.state().pods[1].reason) == ("MountFailed", "FailedMount")
     waiting.event("Pulling", "Pulling image", "Pod", POD, uid="pod-1")
     waiting.events[-1]["type"] = "Normal"
-    assert waiting.state().reason == "", "an image is pulled when the volumes are mounted"
+    assert (waiting.state().reason, waiting.state().pods[1].reason) == ("", ""), "it pulls when its volumes are mounted"
 
 
 @pytest.mark.parametrize(
