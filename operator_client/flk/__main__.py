@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has ended, as `head` does
         code = PIPE_CLOSED
+    if code == ExitCode.INTERRUPTED and arguments is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends the process at once, without a traceback
     flushed = _flush()
     return code or flushed
 

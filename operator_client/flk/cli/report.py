@@ -31,24 +31,17 @@ def report(
         _refuse_other(path)
     client, name = open_job(job, context, namespace)
     from flk.report.build import collect
-    from flk.report.page import page_of
+    from flk.report.page import MISSING, drawing_script, page_of
 
     made = collect(client, name, note)
-
-    try:
-        path.write_text(page_of(made, _script()), encoding="utf-8", errors="replace")  # half of a character
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    print(path)
-
-
-def _script() -> str | None:
-    from flk.report.page import MISSING, drawing_script
-
     script = drawing_script()
     if script is None:
         note(MISSING)
-    return script
+    try:
+        path.write_text(page_of(made, script), encoding="utf-8", errors="replace")  # half of a character
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    print(path)
 
 
 def _refuse_other(path: Path) -> None:

@@ -403,8 +403,13 @@ def shell(line: str, folder: Path, *, unbuffered: str = "") -> tuple[int, str]:
     folder = folder / "work"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").touch()
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "FLK": f"{sys.executable} -m flk", "NO_COLOR": "1"}
-    done = subprocess.run(["sh", "-c", line], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=folder,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered, "FLK": f"{sys.executable} -m flk", "NO_COLOR": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     return done.returncode, done.stderr
 
 
@@ -432,6 +437,21 @@ def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -
         "hint: --show-completion prints what your shell has to read\n",
         stderr,
     ), stderr
+
+
+def test_ctrl_c_while_an_interrupted_command_ends_leaves_no_traceback(tmp_path: Path) -> None:
+    assert shell(
+        f"""{sys.executable} -c '
+import atexit, os, signal, sys
+import flk.cli
+from flk.__main__ import main
+
+flk.cli.call = lambda words: 130
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.exit(main())
+'; exit $?""",
+        tmp_path,
+    ) == (130, "")
 
 
 def test_an_encoding_lacks_characters(tmp_path: Path) -> None:
