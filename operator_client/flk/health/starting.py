@@ -59,7 +59,10 @@ _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not m
 # Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
 _NAMES: Final = r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+'
 _OTHER_IMAGE: Final = "--image, image: in the job file, or $FLK_IMAGE names an image that the nodes can pull"
-_QUOTED: Final = r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]{1,200}: connection refused)|x509: .*"
+_QUOTED: Final = (
+    r"(?:dial tcp: )?lookup \S+(?: on \S+)?: no such host|(?:dial tcp )?[^\s\"]\S*: (?:connect: )?connection refused"
+    r"|x509: .*"
+)
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:

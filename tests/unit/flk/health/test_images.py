@@ -88,15 +88,32 @@ def test_a_pod_that_finds_no_node_for_a_new_reason_has_its_grace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "reason", "code"),
+    ("image", "reason", "code", "told"),
     [
-        ("localhost:27404/broken:1", "[manifests 1]: 500 Internal Server Error", "ImagePullFailed"),
-        ("localhost:27404/private:1", "[manifests 1]: 401 Unauthorized", "ImageAccessDenied"),
-        ("example.com/denied/train@sha256:40340140", "404 Not Found", "ImageNotFound"),
-        ("img:404", "lookup 404.example.com on 10.96.0.10:53: no such host", "ImagePullFailed"),
+        (
+            "localhost:27404/broken:1",
+            "[manifests 1]: 500 Internal Server Error",
+            "ImagePullFailed",
+            "(ImagePullBackOff)",
+        ),
+        ("localhost:27404/private:1", "[manifests 1]: 401 Unauthorized", "ImageAccessDenied", "no pull secret"),
+        ("example.com/denied/train@sha256:40340140", "404 Not Found", "ImageNotFound", "in its registry"),
+        (
+            "img:404",
+            "dial tcp: lookup 404.example.com on 10.96.0.10:53: no such host",
+            "ImagePullFailed",
+            "(lookup 404.example.com on 10.96.0.10:53: no such host)",
+        ),
+        (
+            "img:1",
+            'Head "https://10.0.0.5:5000/v2/": dial tcp 10.0.0.5:5000: connect: connection refused',
+            "ImagePullFailed",
+            "(dial tcp 10.0.0.5:5000: connect: connection refused)",
+        ),
     ],
 )
-def test_the_name_of_an_image_is_no_reason(image: str, reason: str, code: str) -> None:
+def test_the_name_of_an_image_is_no_reason(image: str, reason: str, code: str, told: str) -> None:
     host = image.partition("/")[0]
     why = f'Failed to pull image "{image}": failed to resolve {image}: pulling from host {host} failed: {reason}'
-    assert find(pulling(("Failed", why, 3), message=why).view())[0].code == code
+    found = find(pulling(("Failed", why, 3), message=why).view())[0]
+    assert (found.code, told in found.sentence) == (code, True), found.sentence
