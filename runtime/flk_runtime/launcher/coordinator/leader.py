@@ -187,8 +187,9 @@ class Leader:
                 self._round.progress_at = now + _PROGRESS_INTERVAL
                 missing = self._membership.missing(self._joined)
                 if missing and self._round.start_at is None and decide(self._history, self._settings.limits).restart:
-                    count = f"{len(self._joined)} of {self._settings.pods}"
-                    self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
+                    self._log(
+                        f"{len(self._joined)} of {self._settings.pods} pods have joined; waiting for pod {missing[0]}"
+                    )
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""

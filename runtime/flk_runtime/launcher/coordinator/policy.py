@@ -195,8 +195,7 @@ class Failures:
             return attempt
         steps = [attempt.step, *(each.step for each in seen), *(join.step for join in joined.values())]
         known = [step for step in steps if step is not None]
-        back = joined.keys() - set(replaced)
-        cause = root_cause(_lost_leader(seen, places, back) or seen)
+        cause = root_cause(_lost_leader(seen, places, back=joined.keys() - set(replaced)) or seen)
         return replace(attempt, failure=cause, step=max(known, default=None))
 
 

@@ -44,6 +44,7 @@ class Watched:
     started: float
     busy_time: float
     meter: tuple[float, float]  # time of the latest reading, and the CPU time then, both in seconds
+    touched: tuple[float, float] = (0.0, 0.0)  # when the file of heartbeats was changed, and when that was seen
 
     def update(self, now: float, seconds: float) -> None:
         """``seconds`` is the CPU time so far of the process and of the processes that it started."""
@@ -51,6 +52,18 @@ class Watched:
         if seconds - used >= _BUSY * (now - before) > 0:
             self.busy_time = now
         self.meter = now, seconds
+
+    def since_touched(self, path: str, now: float) -> float:
+        """Seconds since a change of the file of heartbeats was seen; NEVER if it does not exist.
+
+        Its own time is by a clock that somebody may set, or that goes on while the machine sleeps.
+        """
+        changed = 0.0
+        with contextlib.suppress(OSError):
+            changed = os.stat(path).st_mtime
+        if changed != self.touched[0]:
+            self.touched = changed, now
+        return age(self.touched[1] if changed else 0.0, now)
 
 
 class Watch:
@@ -110,7 +123,7 @@ class Watch:
 
     def _status(self, watched: Watched, now: float) -> RankStatus:
         process, page = watched.process, watched.process.progress
-        touched = _file_age(process.environment[user_env.HEARTBEAT])
+        touched = watched.since_touched(process.environment[user_env.HEARTBEAT], now)
         beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
         if page.phase in (Phase.RESTORING, Phase.SAVING):  # it may wait for a checkpoint that its launcher receives
             beats.append(age(self._received_at(), now))
@@ -137,13 +150,6 @@ class Watch:
             samples=page.samples,
             pending=page.pending_samples,
         )
-
-
-def _file_age(path: str) -> float:
-    """Seconds since a file was changed; NEVER if it does not exist."""
-    with contextlib.suppress(OSError):
-        return max(0.0, time.time() - os.stat(path).st_mtime)
-    return age(0.0)
 
 
 def age(moment: float, now: float | None = None) -> float:

@@ -168,8 +168,7 @@ class ConfigMap:
                 raise
             entries = self._data()
             others = sorted(entries.keys() - {key}, key=lambda other: _updated(entries[other]))
-            older = others[: (len(others) + 1) // 2]
-            self._request("PATCH", {"data": {**dict.fromkeys(older), key: text}})
+            self._request("PATCH", {"data": {**dict.fromkeys(others[: (len(others) + 1) // 2]), key: text}})
 
     def _data(self) -> dict[str, str]:
         return foreign.read(dict[str, str], foreign.parse_object(self._request("GET")).get("data") or {})

@@ -202,8 +202,7 @@ class MetricsPage:
             sample = replace(sample, loss=math.nan)
         for field, name in _OF_SAMPLES.items():
             add(name, [(attempt, getattr(sample, field))])
-        slowest = {**attempt, "rank": sample.slowest_rank}
-        add("flk_slowest_work_seconds", [(slowest, sample.slowest_seconds)])
+        add("flk_slowest_work_seconds", [({**attempt, "rank": sample.slowest_rank}, sample.slowest_seconds)])
 
 
 def _labels(labels: Mapping[str, object]) -> str:

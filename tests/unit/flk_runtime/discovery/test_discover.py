@@ -98,8 +98,9 @@ def test_pods_of_a_trainjob_with_one_process_each() -> None:
     assert discover(TRAINER) == RankInfo(1, 0, 2, 1, 1, "trainer", ("job-node-0-0.job", 29500), 0, 2)
     assert discover({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}) == RankInfo(launcher="trainer")
     # The only process of the only pod keeps nobody waiting.
-    only = {**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "auto"}
-    assert discover(only) == RankInfo(launcher="trainer")
+    assert discover({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "auto"}) == RankInfo(
+        launcher="trainer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,8 +153,7 @@ def test_openmpi() -> None:
 
 
 def test_mpich() -> None:
-    master = ("10.0.0.7", 29501)
-    assert discover({**MPICH, **MEETING}) == RankInfo(3, 1, 4, 2, 1, "mpich", master, 0, 2)
+    assert discover({**MPICH, **MEETING}) == RankInfo(3, 1, 4, 2, 1, "mpich", ("10.0.0.7", 29501), 0, 2)
     refused({**MPICH, "MASTER_ADDR": "n1"}, ["MASTER_PORT must"])
 
 

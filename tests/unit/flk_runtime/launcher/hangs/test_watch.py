@@ -15,7 +15,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.status import NEVER, Phase
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs import snapshot
-from flk_runtime.launcher.hangs.watch import Watch
+from flk_runtime.launcher.hangs.watch import Watch, Watched
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -115,3 +115,10 @@ def oddly_named() -> Iterator[None]:
 def test_a_process_may_have_any_name() -> None:
     assert snapshot.cpu_seconds(os.getpid()) > 0
     assert not snapshot._handles_signal(os.getpid())
+
+
+@pytest.mark.parametrize("clock", [3600.0, -3600.0])
+def test_a_file_that_is_touched_is_progress_at_any_time_that_the_clock_shows(tmp_path: Path, clock: float) -> None:
+    watched = Watched(Rank(ProgressPage.private(), {}), 0.0, 0.0, (0.0, 0.0))
+    os.utime(tmp_path, (time.time() + clock, time.time() + clock))
+    assert [watched.since_touched(str(tmp_path), now) for now in (5.0, 9.0)] == [0.0, 4.0]
