@@ -83,8 +83,7 @@ class Rounds:
 
     def leave(self, worker: int, now: float, reason: str) -> None:
         """Remove a worker that is lost, or has finished (``reason`` is empty)."""
-        member = self._members.pop(worker, None)
-        if member is None:
+        if self._members.pop(worker, None) is None:
             return
         self.left += not reason
         others = f"; {len(self.active)} of {self._limits.workers} go on"

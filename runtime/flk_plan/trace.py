@@ -185,8 +185,7 @@ class Tracer:
 
     def _finish(self) -> None:
         memory, current = self._memory, self._current
-        counted = memory.start_segment()
-        current.peak, current.change, current.model_flops, current.seconds = counted
+        current.peak, current.change, current.model_flops, current.seconds = memory.start_segment()
         if current.seconds or current.peak or current.change:
             self._segments.append(current)
         self._current = _Recorded(OUTSIDE, current.backward)
@@ -228,8 +227,7 @@ class Tracer:
         add(backward=False)
         # A parameter is an input too, so that the outputs need gradients as a block's do whose inputs are data.
         trained = sorted((each for each in self._blocks[index].parameters() if each.requires_grad), key=torch.numel)[:1]
-        outputs = cast(Any, _Repeat.apply)(lambda: add(backward=True), shapes, *trained, *inputs)
-        replaced = iter(outputs)
+        replaced = iter(cast(Any, _Repeat.apply)(lambda: add(backward=True), shapes, *trained, *inputs))
         return pytree.map_leaves(template.outputs, lambda leaf: next(replaced) if isinstance(leaf, _Shape) else leaf)
 
 

@@ -73,8 +73,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def _row(self, like: torch.Tensor) -> torch.Tensor:
         """Numbers in [0, 1) for the last dimension of ``like``, or one for a tensor with one dimension or less."""
-        salt = self._draws if self._draws > _MANY else 0
-        generator = torch.Generator().manual_seed(salt)
+        generator = torch.Generator().manual_seed(self._draws if self._draws > _MANY else 0)
         numbers = torch.rand(like.shape[-1] if like.ndim > 1 else 1, generator=generator, dtype=torch.float64)
         return numbers.to(like.device)
 

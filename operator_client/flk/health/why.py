@@ -20,6 +20,7 @@ from flk_runtime.contract.values import asdict, dataclass, field, replace
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
+_LONG: Final = 0.3  # share of the time from which on a wait is told
 _RECORD: Final = "record of the launchers"
 _ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher or its log why"
 # Why events of these reasons are no cause.
@@ -172,7 +173,12 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
             f"progress: {view.flk('stacks')} shows what they do"
         ), True
     if ready == len(view.pods):
-        return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run", True
+        latest = max(view.seen.progress, key=lambda progress: progress.step, default=None)
+        shares = {"for data": latest.data_wait, "in communication": latest.communication} if latest else {}
+        waits = "".join(
+            f", and wait {what} {share:.0%} of the time" for what, share in shares.items() if (share or 0.0) >= _LONG
+        )
+        return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run{waits}", True
     if not view.pods or view.now - view.created < 60:
         return f"nothing is wrong yet: {ready} of {len(view.pods)} pods run, and the others are starting", True
     return f"unknown: {ready} of {len(view.pods)} pods run, and nothing that flk has read says why", False

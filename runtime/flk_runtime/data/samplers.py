@@ -47,8 +47,8 @@ class DrawnOrders:
             )
         self._sampler, self._name, self.batched = sampler, name, batched
         self._drawn = 0  # iterations of the sampler
-        length = len(sampler) if isinstance(sampler, Sized) else 0
-        self._most = _REPEATS * max(samples, length) + _FEW  # entries of an epoch
+        # Entries of an epoch.
+        self._most = _REPEATS * max(samples, len(sampler) if isinstance(sampler, Sized) else 0) + _FEW
         self._latest: SampledOrder | None = None
 
     @property

@@ -20,8 +20,7 @@ _SCRIPT_SEEDS = 1 << 32  # torch begins each process with 64 random bits; a scri
 
 def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**63) from all of ``parts``, by SHA-256. Similar parts give unrelated seeds."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def seed_all(seed: int) -> None:

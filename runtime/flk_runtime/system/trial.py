@@ -44,8 +44,7 @@ def script_command() -> list[str]:
 
     Raises SetupError if it runs neither, as an interactive Python does.
     """
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     if not os.path.isfile(sys.argv[0]):

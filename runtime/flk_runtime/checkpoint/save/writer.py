@@ -122,8 +122,7 @@ class StorageWriter:
                         counted.save(content)
                     entries.append(replace(entry, begin=begin, length=counted.size - begin))
         stored = StoredFile(counted.size, counted.checksum)
-        found = self.destination.measure_new(step, file)
-        if found != stored:
+        if self.destination.measure_new(step, file) != stored:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries], "writer": writer}
 

@@ -68,8 +68,8 @@ class FolderDestination:
     def claim(self) -> None:
         """Keep other writers from completing checkpoints from now on. Only rank 0 calls this."""
         for number, other in enumerate(self.folder.glob(".writer-*")):
-            removed = other.rename(self.folder / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
-            _remove(removed)
+            # Renamed first, so that no rename of another writer finds a part of it.
+            _remove(other.rename(self.folder / f".step-{self.token}-{number}.tmp"))
         self._own.mkdir(exist_ok=True)
 
     def steps(self) -> list[int]:

@@ -107,8 +107,8 @@ def made_progress(previous: Attempt | None, last: Attempt) -> bool:
         # No checkpoint could be read or written, perhaps before the ranks began, however long they have tried.
         failure = last.failure
         storage = failure and (failure.kind in (Kind.STORAGE, Kind.DISK_FULL) or failure.type == StorageError.__name__)
-        begun = last.restored is not None  # ranks that tell where they begin tell their steps too
-        return _duration(last) >= QUICK and not begun and not storage
+        # Ranks that tell where they begin tell their steps too.
+        return _duration(last) >= QUICK and last.restored is None and not storage
     if last.restored is None and last.step and before and last.step < before and _duration(last) >= QUICK:
         return True
     return (last.step or 0) > max(before or 0, last.restored or 0)

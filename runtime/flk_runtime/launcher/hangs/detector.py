@@ -205,8 +205,7 @@ class HangDetector:
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
-        collection = self._collection or self._start_collection(now)
-        collection.askers.append(asker)
+        (self._collection or self._start_collection(now)).askers.append(asker)
 
     def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
         """Add the snapshots of a pod."""

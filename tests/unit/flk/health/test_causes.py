@@ -14,6 +14,7 @@ from flk.health import CAUSES, cause_of, diagnose, find, page
 from flk.jobs.state import Phase, derive
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
+from flk.observe.progress import Progress
 from flk.observe.view import JobView
 from flk.targets import TARGETS, Target
 from flk.user.commands import Commands, Connection
@@ -237,10 +238,20 @@ def test_the_command_that_shows_the_operator_is_for_the_context(target: Target) 
     assert remedy.startswith(f"kubectl {target.controller_pods} --context fake shows")
 
 
-def test_nothing_is_wrong() -> None:
-    answer = diagnose(JobBuilder().all("pod").condition("Running").view())
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ({}, ""),
+        ({"data_wait": 0.29, "communication": 0.1}, ""),
+        ({"data_wait": 0.6, "communication": 0.1}, ", and wait for data 60% of the time"),
+        ({"communication": 0.31}, ", and wait in communication 31% of the time"),
+    ],
+)
+def test_nothing_is_wrong(waits: dict[str, float], told: str) -> None:
+    seen = JobBuilder().all("pod").condition("Running").view().seen
+    answer = diagnose(JobView(replace(seen, progress=[Progress(0, 5, NOW, **waits)])))
     assert (answer.cause, answer.known) == (None, True)
-    assert answer.summary == "nothing is wrong: 3 pods of 3 run"
+    assert answer.summary == f"nothing is wrong: 3 pods of 3 run{told}"
 
 
 @pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")

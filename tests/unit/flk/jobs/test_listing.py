@@ -117,8 +117,7 @@ def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiSer
     fake.written["gpt-worker-0"] = f"[pod 0] flk-record {told.to_json()}"
     assert _phases(run, "gpt") == [("Running", "Standstill")]
     assert "Standstill" in run("list")[1]
-    logs = [path for path in fake.asked("GET") if path.endswith("/log")]
-    assert len(logs) == 3
+    assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 3
 
 
 @pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))

@@ -87,8 +87,7 @@ def test_pods_of_many_suspended_jobs_are_awaited_together(fake: FakeApiServer, r
     late = [line.split()[2] for line in stderr.splitlines() if "pods have not ended yet" in line]
     assert late == [*map(name, range(COUNT))]
     assert stderr.count("hint:") == 1
-    watched = [request for request in fake.requests if request.query.get("watch")]
-    assert len(watched) <= 4
+    assert len([request for request in fake.requests if request.query.get("watch")]) <= 4
 
 
 def test_an_error_of_the_watch_is_told_once_of_all_jobs(many: FakeApiServer, run: Run, monkeypatch: Any) -> None:

@@ -55,8 +55,7 @@ def stop(job: Job, pod: int, attempt: int) -> None:
 
 def causes(job: Job) -> list[tuple[str, str]]:
     """Size and cause of each attempt that has ended."""
-    message = job.latest(0)
-    return [(each.pods, each.failure.summary) for each in message.history if each.failure]
+    return [(each.pods, each.failure.summary) for each in job.latest(0).history if each.failure]
 
 
 def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call() -> None:
