@@ -277,7 +277,6 @@ class Pods:
 
     def __init__(self, manifest: Object) -> None:
         self.manifest = manifest
-        self.name = str(manifest["metadata"].get("name") or "")
         self.target = target_of(manifest)
         self.gang = gang_of(manifest)
         roles = [*self.target.replicas(manifest).values()]

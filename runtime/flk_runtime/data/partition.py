@@ -37,6 +37,6 @@ def shard(data: Any, rank: int | None = None, world_size: int | None = None) -> 
             raise SetupError("shard needs the process group, or rank and world_size: call flk_runtime.init() before")
         rank = dist.get_rank() if rank is None else rank
         world_size = dist.get_world_size() if world_size is None else world_size
-    if world_size < 1 or not 0 <= rank < world_size:
+    if not 0 <= rank < world_size:
         raise SetupError(f"shard: rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
     return Subset(data, shard_range(len(data), rank, world_size))

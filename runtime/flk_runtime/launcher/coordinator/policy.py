@@ -182,7 +182,7 @@ class Failures:
             if known is None:
                 return failure
             failure = replace(failure, pod_name=known[0], node=known[1])
-            if join is None or pod not in replaced:
+            if pod not in replaced:
                 return failure
             if pod in self._closed:
                 return replace(failure, kind=Kind.CONTAINER_KILLED, message="")

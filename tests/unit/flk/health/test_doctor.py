@@ -295,6 +295,45 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "taint spot:NoSchedule",
     ),
+    **{
+        f"toleration {toleration}": (
+            "capacity",
+            {"nodes": [node("a", taints=[{"key": "spot", "value": "yes", "effect": "NoSchedule"}])]},
+            pods(1, spec={"tolerations": [toleration]}),
+            level,
+            found,
+        )
+        for toleration, level, found in (
+            ({"operator": "Exists"}, Level.OK, "the job has 1"),
+            ({"key": "spot", "operator": "Exists"}, Level.OK, "the job has 1"),
+            ({"key": "spot", "operator": "Exists", "effect": "NoSchedule"}, Level.OK, "the job has 1"),
+            ({"key": "spot", "value": "yes"}, Level.OK, "the job has 1"),
+            ({"key": "spot", "value": "no"}, Level.FAILED, "taint spot=yes:NoSchedule"),
+            ({"key": "spot"}, Level.FAILED, "taint spot=yes:NoSchedule"),
+            ({"key": "other", "operator": "Exists"}, Level.FAILED, "taint spot=yes:NoSchedule"),
+            ({"key": "spot", "operator": "Exists", "effect": "NoExecute"}, Level.FAILED, "taint spot=yes:NoSchedule"),
+        )
+    },
+    "the only node is avoided": (
+        "capacity",
+        {"nodes": [node("a")]},
+        pods(
+            1,
+            spec={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}
+                            ]
+                        }
+                    }
+                }
+            },
+        ),
+        Level.FAILED,
+        "no node matches the required node affinity: metadata.name NotIn a",
+    ),
     "selector": ("capacity", {}, pods(1, spec={"nodeSelector": {"pool": "h100"}}), Level.FAILED, "labels pool=h100"),
     "type of GPUs that no node has": (
         "capacity",
