@@ -75,8 +75,16 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     assert (type(read), read) == (type(value), value)
 
 
-def test_keys_are_text_where_yaml_1_1_reads_a_boolean() -> None:
-    assert jobfile.mapping("env: {on: x, no: y}", "f.yaml") == {"env": {"on": "x", "no": "y"}}
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("env: {on: x, no: y}", {"env": {"on": "x", "no": "y"}}),  # keys are booleans to YAML 1.1
+        ("a: &a {x: '1', y: '2'}\nb: {<<: *a, y: '3'}", {"a": {"x": "1", "y": "2"}, "b": {"x": "1", "y": "3"}}),
+        *((text, {}) for text in ("", "# only a comment\n", "---\n")),
+    ],
+)
+def test_keys_are_text_aliases_and_merges_work_and_an_empty_file_holds_nothing(text: str, expected: object) -> None:
+    assert jobfile.mapping(text, "f.yaml") == expected
 
 
 @given(st.from_regex(r"\A[-+.~A-Za-z0-9_:<=]{0,12}\Z"))
@@ -99,22 +107,12 @@ def test_aliases_that_explode_are_refused() -> None:
         jobfile.mapping("\n".join(lines), "f.yaml")
 
 
-def test_aliases_and_merges_work() -> None:
-    text = "base: &base {a: '1', b: '2'}\nenv: {<<: *base, b: '3'}\n"
-    assert jobfile.mapping(text, "f.yaml")["env"] == {"a": "1", "b": "3"}
-
-
 def test_what_is_merged_may_itself_have_merged_keys_of_its_own_names() -> None:
     text = "patch: {a: {base: &base {x: '1', y: '1'}, own: &own {<<: *base, x: '2'}}, b: {<<: *own, y: '3'}}\n"
     patch = {"a": {"base": {"x": "1", "y": "1"}, "own": {"x": "2", "y": "1"}}, "b": {"x": "2", "y": "3"}}
     assert jobfile.mapping(text, "f.yaml") == {"patch": patch}
     with pytest.raises(UsageError, match="the key 'x' is repeated"):
         jobfile.mapping(text.replace("x: '2'", "x: '2', x: '4'"), "f.yaml")
-
-
-@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
-def test_an_empty_file_holds_nothing(text: str) -> None:
-    assert jobfile.mapping(text, "f.yaml") == {}
 
 
 def test_files(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call
     job.wait(0.1)
     assert group_ranks(job) == {0: 0, 2: 1, 3: 2}
     assert (job.latest(2).pods, job.latest(2).history[0].pods) == ([0, 2, 3], "0,2-3")
+    job.fail(2)
+    job.join(0, 2, 3)
+    assert job.latest(2).number == 1, "nobody waits again for a pod that has never come"
 
 
 def test_pods_that_are_missing_are_told_with_the_number_that_is_needed() -> None:
