@@ -85,9 +85,8 @@ def test_pods_that_are_missing_are_told_with_the_number_that_is_needed() -> None
 
 
 def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
-    job = Job(4, least=1)
+    job = Job(4, least=2)
     job.start()
-    job.wait(10.0)
     job.leader.disconnected(1, "it closed the connection", job.now)
     job.join(0, 2, 3)
     job.wait(4.9)
