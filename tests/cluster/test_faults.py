@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import pytest
 
-from tests.support.commands import WITHOUT_TORCH
+from tests.support.commands import WITHOUT_TORCH, status
 from tests.support.ranks import Ranks
 
 SMALL = ["--cpu", "100m"]
-
-
-def status(flk: Any, job: str) -> dict[str, Any]:
-    result = flk("status", job, "-o", "json")
-    assert result.code == 0, result.stderr
-    state: dict[str, Any] = json.loads(result.stdout)
-    return state
 
 
 def results(log: str) -> list[float]:

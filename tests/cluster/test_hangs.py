@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import status
+
 SMALL = ["--cpu", "100m"]
 SCRIPT = """
     import os, time
@@ -31,11 +33,6 @@ def submit(flk: Any, image: str, folder: Path, name: str, *args: str) -> None:
     words = ["--name", name, "--replicas", "2", "--processes", "2", "--restarts", "0", "--image", image, *SMALL]
     result = flk("submit", "train.py", *words, *args, cwd=folder)
     assert result.code == 0, result.stderr
-
-
-def status(flk: Any, job: str) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(flk("status", job, "-o", "json").stdout)
-    return state
 
 
 def in_fetch(stacks: Any) -> str:

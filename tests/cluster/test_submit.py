@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.commands import WITHOUT_TORCH
+from tests.support.commands import WITHOUT_TORCH, status
 
 SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
@@ -23,10 +22,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def state(flk: Any, name: str) -> Any:
-    return json.loads(flk("status", name, "-o", "json").stdout)
-
-
 def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, image: str, folder: Path) -> None:
     options = ["--image", image, *SMALL]
     made = flk(*("submit", "train.py", "--name", "one", "--replicas", "2"), *options, cwd=folder)
@@ -38,11 +33,11 @@ def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, i
     again = flk("submit", "train.py", "--name", "one", "--image", image, *SMALL, cwd=folder)
     assert again.code == 1
     assert f"there is a job one in namespace {namespace} already, created " in again.stderr
-    assert f"ago by {state(flk, 'one')['owner']}" in again.stderr
+    assert f"ago by {status(flk, 'one')['owner']}" in again.stderr
 
     waited = flk("wait", "one")
     assert waited.code == 0, waited.stderr
-    ended = state(flk, "one")
+    ended = status(flk, "one")
     assert (ended["phase"], ended["code"], ended["ready"]) == ("Succeeded", 0, 2)
     assert [attempt["outcome"] for attempt in ended["attempts"]] == ["succeeded"]
     lines = flk("logs", "one").stdout.splitlines()
@@ -104,7 +99,7 @@ def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     submitted = flk("submit", "forever.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
     assert submitted.code == 0, submitted.stderr
     for command in (["logs", "-f", "long"], ["wait", "long"]):
-        eventually("the job runs", lambda: state(flk, "long")["phase"] == "Running")
+        eventually("the job runs", lambda: status(flk, "long")["phase"] == "Running")
         process = flk.start(*command)
         stream = process.stdout if command[0] == "logs" else process.stderr
         while "tick" not in (line := stream.readline()) and "running" not in line:
@@ -114,7 +109,7 @@ def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
         assert process.returncode == 130
         assert f"flk {command[0]} long -n {namespace}" in err
         assert "Traceback" not in err
-    assert state(flk, "long")["phase"] == "Running"
+    assert status(flk, "long")["phase"] == "Running"
 
     assert flk("wait", "long", "--timeout", "0").code == 101
     assert flk("wait", "long", "--timeout", "2s").code == 124

@@ -161,3 +161,9 @@ def helm(*args: str, timeout: float = 120) -> Result:
     environ["KUBECONFIG"] = os.devnull
     done = subprocess.run(["helm", *args], capture_output=True, text=True, timeout=timeout, env=environ)
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def status(flk: Any, job: str) -> dict[str, Any]:
+    """What `flk status` says of a job, as data. ``flk`` is the fixture."""
+    state: dict[str, Any] = json.loads(flk("status", job, "-o", "json").stdout)
+    return state

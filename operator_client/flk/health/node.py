@@ -90,8 +90,7 @@ def node_lost(view: JobView) -> Found | None:
     hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC"))
     lost: list[tuple[PodState, Evidence]] = []
     for pod in view.pods:
-        node = view.seen.nodes.get(pod.node)
-        ready = conditions(node).get("Ready")
+        ready = conditions(view.seen.nodes.get(pod.node)).get("Ready")
         if ready and ready.get("status") != "True":
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))

@@ -116,11 +116,12 @@ class JobClient:
 
     # Reading
 
-    def get_job(self, name: str) -> Object:
+    def get_job(self, name: str, *, again: bool = False) -> Object:
         """Return the job of that name, of whichever kind it is.
 
         A kind that was installed since the cluster told its kinds is found after a minute at the latest. Raises
-        JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs.
+        JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs. ``again``: a kind was
+        refused a moment ago.
         """
         ref = self.ref(name)
         known = ref.target or self._targets.get(name)
@@ -143,6 +144,9 @@ class JobClient:
         self._targets.pop(name, None)
         if len(unknown) == len(asked):
             raise _most_telling(unknown.values())
+        # A server that has just started refuses everything until it has read the roles. It answers about others now.
+        if not again and any(isinstance(error, ForbiddenError) for error in unknown.values()):
+            return self.get_job(name, again=True)
         absent = self.no_job(ref, explained=True)
         if isinstance(refused := unknown.get(targets.DEFAULT), ForbiddenError):
             absent.args = (f"{absent} that you may read: {refused}",)

@@ -132,3 +132,12 @@ def test_who_may_not_read_pytorchjobs_is_told_that_there_may_be_one(fake: Any, c
     fake.refused[f"{JOBS}/gpt"] = (403, 'pytorchjobs "gpt" is forbidden: User "eve" cannot get resource "pytorchjobs"')
     with pytest.raises(JobNotFoundError, match=r"job gpt .* that you may read: no permission to get pytorchjobs"):
         client.get_job("gpt")
+
+
+def test_a_kind_that_a_starting_server_refuses_is_asked_for_again(fake: Any, run: Run, client: JobClient) -> None:
+    """A status said otherwise that the job was deleted."""
+    fake.objects[BATCH] = {}
+    jobs.add(fake, "succeeded")
+    run("list")
+    fake.fail(403, fake.status(403, 'pytorchjobs "gpt" is forbidden: User "eve" cannot get resource "pytorchjobs"'))
+    assert client.get_job("gpt")["kind"] == "PyTorchJob"
