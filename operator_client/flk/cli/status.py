@@ -228,8 +228,7 @@ def _measured(own: Progress | None, of_worker: Progress | None) -> list[str]:
     if own is None:
         return [str(of_worker.step) if of_worker else "", "", ""]
     time = "" if own.step_time is None else f"{own.step_time:.3g}s"
-    loss = "" if own.loss is None else f"{own.loss:.4g}"
-    return [str(own.step), time, loss]
+    return [str(own.step), time, "" if own.loss is None else f"{own.loss:.4g}"]
 
 
 def _reason(pod: PodState, state: State, *, wide: bool) -> str:

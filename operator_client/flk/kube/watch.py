@@ -65,6 +65,7 @@ def list_and_watch(
     version, listed = "", False  # no version: the next turn lists
     failures = 0  # turns in a row that brought nothing: they choose the pause
     failing_since: float | None = None  # since when nothing was answered: it decides when to give up
+    was_starting = False  # the latest failure was a refusal of a server that starts: its time begins with its first one
     while not closed():
         opened = False  # whether the server has answered to this watch, so that an end of it is no outage
         try:
@@ -100,7 +101,8 @@ def list_and_watch(
                 version = ""
             elif not known or (refused and not starting):  # a refusal lasts, but that of a server that starts
                 raise
-            failing_since = clock() if failing_since is None else failing_since
+            if failing_since is None or starting != was_starting:
+                failing_since, was_starting = clock(), starting
             if clock() - failing_since > (STARTING if starting else outage):
                 raise
         sleep(_BACKOFFS[min(failures, len(_BACKOFFS) - 1)])

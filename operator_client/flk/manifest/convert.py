@@ -79,8 +79,7 @@ class _Conversion:
         """``document`` is the object around the manifest, whose queue is that of the job, or the manifest itself."""
         self.refused: list[str] = []
         self.notes: list[str] = []
-        outer = self._mapping("metadata", document.get("metadata"))
-        self.outer = self._mapping("metadata.labels", outer.get("labels"))
+        self.outer = self._mapping("metadata.labels", self._mapping("metadata", document.get("metadata")).get("labels"))
         self.metadata = self._mapping("metadata", manifest.get("metadata"))
         self.spec = self._mapping("spec", manifest.get("spec"))
         self.ranks: object = None  # the number of ranks in a pod, as the job as a whole says

@@ -214,9 +214,10 @@ def test_what_a_starting_server_refuses_is_asked_again_for_a_while(
     fake: Any, client: JobClient, status: int, seen: list[str]
 ) -> None:
     fake.faults.append(None)
+    fake.fail(503, times=8)
     fake.fail(status, times=2)
     fake.watches[PODS].append([event("ADDED", version=201)])
-    assert told(changes(client), len(seen)) == seen
+    assert told(changes(client, clock=itertools.count(step=5.0).__next__), len(seen)) == seen
     times = itertools.count(step=20.0)
     fake.faults.append(None)
     fake.fail(status, times=20)
