@@ -134,7 +134,8 @@ def render(
 
     This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
     generated one, as with `flk submit`. `kubectl create` takes the manifests, as does `kubectl apply --server-side`.
-    Without this option, kubectl apply keeps a copy in an annotation, which is too small for flk's runtime.
+    Without this option, kubectl apply keeps a copy in an annotation, which is too small for flk's runtime. Delete with
+    kubectl what it has created: `flk delete` leaves such ConfigMaps, since the job does not own them.
     """
     from flk import manifest
     from flk.manifest.render import note_on_apply
