@@ -104,14 +104,19 @@ class PreparedLoader:
                 "DataLoaderConfiguration(use_stateful_dataloader=False)"
             )
         self.loop: Loop | None = None
-        self._prepared, self._inner = prepared, prepared.base_dataloader
-        self._is_over = is_over or (lambda: not self.is_active)
+        self._prepared, self._inner, self._begins = prepared, prepared.base_dataloader, False
+        self._is_over = is_over or (lambda: not self.is_active or self._begins)
         kind: Any = type(prepared)  # __class__ says that it is a DataLoader
         object.__dict__["__class__"].__set__(prepared, type(kind.__name__, (_Beginning, kind), {}))
         prepared.flk_begin = lambda batches: batches
         self._has_place = is_placeable(prepared)
         if self._has_place:
-            make_resumable(self._inner, read_ahead=self._read_ahead, resumed=self.note_resumed)
+            # The Accelerator reads the next batch ahead, but at the end of an epoch.
+            make_resumable(
+                self._inner,
+                read_ahead=lambda: 0 if prepared.end_of_dataloader else 1,
+                resumed=self.note_resumed,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         position = self._inner.state_dict() if self._has_place else {}
@@ -147,17 +152,15 @@ class PreparedLoader:
         prepared, begin = self._prepared, self._prepared.flk_begin
 
         def noting(batches: Iterator[Any]) -> Iterator[Any]:
+            self._begins = True  # the epoch before is over, also if the script has left it with break
             note()
+            self._begins = False
             for batch in begin(batches):
                 yield batch
                 if not prepared.end_of_dataloader:
                     note()
 
         prepared.flk_begin = noting
-
-    def _read_ahead(self) -> int:
-        """The Accelerator reads the next batch ahead, but at the end of an epoch."""
-        return 0 if self._prepared.end_of_dataloader else 1
 
     def note_resumed(self, exhausted: bool) -> None:
         """The script has the batches that it had when it was saved; ``exhausted``: none was left."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, __version__
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
@@ -22,9 +23,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
 from flk_runtime.training.entry.adopt import adopt_training
-from flk_runtime.training.loop import Loop
-
-_OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step
+from flk_runtime.training.loop import OF_STEP, Loop
 
 
 class Flk(Callback):  # type: ignore[misc]
@@ -94,14 +93,14 @@ class Flk(Callback):  # type: ignore[misc]
         self._loop = adopt_training(**self._options, log_every=log_every, lightning=per_rank(self._state))
         self._ours = self._resumes = self._loop.steps > 0
         connector, fit_loop = trainer._checkpoint_connector, trainer.fit_loop
-        connector.resume_start = self._after(connector.resume_start, lambda: self._choose(connector))
-        connector.restore_training_state = self._after(
-            connector.restore_training_state, lambda: self._restore(trainer, connector)
+        connector.resume_start = _in_turn(connector.resume_start, lambda *_, **__: self._choose(connector))
+        connector.restore_training_state = _in_turn(
+            connector.restore_training_state, lambda *_, **__: self._restore(trainer, connector)
         )
         # Before the hooks of the end, in which a callback may replace the weights by their averages.
-        fit_loop.on_run_end = self._before(fit_loop.on_run_end, lambda: self._end(trainer))
-        fit_loop._load_combined_loader_states = self._before(
-            fit_loop._load_combined_loader_states, lambda: self._make_resumable(fit_loop)
+        fit_loop.on_run_end = _in_turn(lambda: self._end(trainer), fit_loop.on_run_end)
+        fit_loop._load_combined_loader_states = _in_turn(
+            lambda: self._make_resumable(fit_loop), fit_loop._load_combined_loader_states
         )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -111,6 +110,7 @@ class Flk(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumes:
             self._resumes = False
+            trainer.fit_loop._restarting = False  # else Lightning leaves out ReduceLROnPlateau at the end of this epoch
             if trainer.current_epoch == self._state.saved["epoch"]:  # which a scheduler sets at its beginning
                 trainer.accumulate_grad_batches = self._state.saved["accumulate_grad_batches"]
             self.loop.restore_random_state()
@@ -164,6 +164,10 @@ class Flk(Callback):  # type: ignore[misc]
             connector.restore_callbacks()
             connector.restore_precision_plugin_state()
             connector.restore_loops()
+            trainer._logger_connector._callback_metrics.update(loaded["callback_metrics"])
+            if trainer.fit_loop._data_fetcher is not None:  # an epoch has begun, as for estimated_stepping_batches
+                trainer.fit_loop._load_combined_loader_states()
+                iter(trainer.fit_loop._data_fetcher)
             if loaded["over_after"] == self._state.limits:
                 trainer.fit_loop.run = lambda: self._run_ended(trainer.fit_loop)
 
@@ -184,31 +188,29 @@ class Flk(Callback):  # type: ignore[misc]
                     f"Flk: flk cannot find its place in a {type(loader).__name__}: use a DataLoader, or give it "
                     "state_dict and load_state_dict"
                 )
-            make_resumable(loader, read_ahead=lambda: _read_ahead(fit_loop))
+            make_resumable(
+                loader,
+                read_ahead=lambda: _read_ahead(fit_loop),
+                resumed=lambda exhausted: self.loop.restore_random_state(),
+            )
 
     def _count(self, trainer: Any) -> None:
         """Count the step that was done, with all that is due after it."""
         own_page().phase = Phase.TRAINING
         if self._done:
             self._done = False
-            values = {name: value for name, value in trainer.logged_metrics.items() if name not in _OF_STEP}
+            values = {name: value for name, value in trainer.logged_metrics.items() if name not in OF_STEP}
             self.loop.step(self._loss, samples=_samples(trainer), **(self._total | values))
 
-    @staticmethod
-    def _after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> None:
-            method(*arguments, **named)
-            then()
 
-        return run
+def _in_turn(*functions: Callable[..., Any]) -> Callable[..., None]:
+    """A function that calls these functions with its arguments, one after the other."""
 
-    @staticmethod
-    def _before(method: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
-        def run() -> None:
-            first()
-            method()
+    def run(*arguments: Any, **named: Any) -> None:
+        for each in functions:
+            each(*arguments, **named)
 
-        return run
+    return run
 
 
 class _State:
@@ -246,6 +248,7 @@ class _State:
             "loops": loops,
             "over_after": self.limits if self.is_over else None,
             "callbacks": call._call_callbacks_state_dict(trainer),
+            "callback_metrics": dict(trainer.callback_metrics),
             type(precision).__qualname__: precision.state_dict(),
         }
         if trainer.datamodule is not None:
@@ -274,8 +277,9 @@ class _State:
 
 def _read_ahead(fit_loop: Any) -> int:
     """The batches that Lightning has read and not trained on."""
-    progress = fit_loop.epoch_loop.batch_progress.current
-    return len(getattr(fit_loop._data_fetcher, "batches", ())) + int(progress.ready - progress.completed)
+    fetcher, progress = fit_loop._data_fetcher, fit_loop.epoch_loop.batch_progress.current
+    is_drawn = not isinstance(fetcher, _DataLoaderIterDataFetcher)  # before the step, and not in it
+    return len(getattr(fetcher, "batches", ())) + int(is_drawn and progress.ready - progress.completed)
 
 
 def _samples(trainer: Any) -> int:

@@ -55,7 +55,8 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
             return dict(self.flk_position)
         unused = self.flk_read_ahead() if self.flk_given else 0
         before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
-        place = {"given": self.flk_given - unused, "before": before}
+        second = self.flk_before[-1] if before is not None and unused == 2 else None
+        place = {"given": self.flk_given - unused, "before": before, "second": second}
         workers_stay = self.persistent_workers and self._iterator is not None
         states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
         return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": _states(self)}
@@ -107,6 +108,9 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
             self.flk_resumed(first is None)
         if first is not None:
             yield first
+            if position["second"] is not None:  # it was read later, and not with the states that follow the first
+                rng.set_state(position["second"])
+                self.flk_before.append(position["second"])
             yield from batches
 
     def flk_arrive(self, before: Any) -> None:

@@ -7,7 +7,6 @@ scheduler, the random states and the place in the data come from flk instead of 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import tempfile
@@ -28,11 +27,11 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
 from flk_runtime.training.entry.adopt import adopt_training
-from flk_runtime.training.loop import Loop
+from flk_runtime.training.loop import OF_STEP, Loop
 
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
 # What a Trainer adds up between two lines of its log, in attributes of its own.
-_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 # The methods of a trainer in whose place methods of the host come.
 _REPLACED: Final = (
     "train",
@@ -143,8 +142,7 @@ class _Host:
     def load_from_checkpoint(self, load: Callable[..., Any]) -> Callable[..., Any]:
         return lambda folder, *more: None if self._is_ours(folder) else load(folder, *more)
 
-    def load_optimizer_and_scheduler(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda folder: None if self._is_ours(folder) else load(folder)
+    load_optimizer_and_scheduler = load_from_checkpoint
 
     def load_rng_state(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def run(folder: Any) -> None:
@@ -265,14 +263,14 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._host.note_step()
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._host.note_what_follows(saves=control.should_save)
-
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
 
+    on_evaluate = on_epoch_end  # the evaluation is over, and control says so
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        self._host.logs |= {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        self._host.logs |= {name: value for name, value in numbers.items() if name == "loss" or name not in OF_STEP}
 
 
 class _Counters:
@@ -291,8 +289,13 @@ class _Counters:
             if isinstance(each, ExportableState):
                 callbacks.setdefault(type(each).__name__, []).append(each.state())
         own = {name: states if len(states) > 1 else states[0] for name, states in callbacks.items()}
+        # Not asdict, which copies: a script may have logged tensors, and those with gradients cannot be copied.
+        state = {each.name: getattr(trainer.state, each.name) for each in dataclasses.fields(trainer.state)}
         return {
-            "state": json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": own}),
+            "state": json.dumps(
+                {**state, "stateful_callbacks": own},
+                default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value),
+            ),
             "batch": trainer.get_total_train_batch_size(trainer.args),
             "epoch": epoch,
             "steps_of_epoch": steps,
@@ -334,14 +337,12 @@ def _finds_place(loader: Any) -> bool:
     return position is not None and position["began"] is not None
 
 
-def _skip_batches(skip: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a loader that goes on at its place in the data skip nothing."""
-
-    @functools.wraps(skip)
-    def run(loader: Any, count: int = 0) -> Any:
-        return loader if _finds_place(loader) else skip(loader, count)
-
-    return run
+_skip: Any = trainers.skip_first_batches
 
 
-trainers.skip_first_batches = _skip_batches(trainers.skip_first_batches)
+def _skip_first_batches(loader: Any, count: int = 0) -> Any:
+    """Skip nothing of a loader that goes on at its place in the data."""
+    return loader if _finds_place(loader) else _skip(loader, count)
+
+
+trainers.skip_first_batches = _skip_first_batches

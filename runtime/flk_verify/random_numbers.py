@@ -104,17 +104,13 @@ def _order(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     return torch.arange(given["n"], device=row.device)
 
 
-def _most_likely(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    return torch.as_tensor(given["self"].argmax(-1, keepdim=True))
-
-
-_VALUES: Final = {
+_VALUES: Final[dict[Any, Any]] = {
     **dict.fromkeys((_ATEN.rand, _ATEN.rand_like, _ATEN.uniform_), _uniform),
     **dict.fromkeys((_ATEN.randn, _ATEN.randn_like, _ATEN.normal, _ATEN.normal_), _normal),
     **dict.fromkeys((_ATEN.bernoulli, _ATEN.bernoulli_), _bernoulli),
     **dict.fromkeys((_ATEN.randint, _ATEN.randint_like, _ATEN.random_), _integers),
     _ATEN.randperm: _order,
-    _ATEN.multinomial: _most_likely,
+    _ATEN.multinomial: lambda row, given: given["self"].argmax(-1, keepdim=True),  # the most likely one
 }
 
 

@@ -38,7 +38,7 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("programs", ["0 2", "1 3", "4 6", "5"])
+@pytest.mark.parametrize("programs", ["0 2", "1 3", "4 6", "5", "7 8 9"])
 def test_trainings_of_one_process_go_on_each_from_its_own_place(
     forked_pods: Callable[..., Pods], root: Path, programs: str
 ) -> None:

@@ -42,6 +42,8 @@ TRANSFORMERS: Final = """
             phases.add(("evaluate", Phase(own_page().phase).name))
         def on_save(self, *_, **__):
             phases.add(("save", Phase(own_page().phase).name))
+        def on_log(self, args, state, control, logs, **_):
+            logs["tokens"] = 7  # a name of flk's
         def on_step_end(self, args, state, control, **_):
             if DIES.get(ATTEMPT) == state.global_step and RANK == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -130,6 +132,8 @@ LIGHTNING: Final = """
             x, number = batch
             loss = (self.network(x) - x.sum(1, keepdim=True)).square().mean()
             self.seen[f"{self.trainer.current_epoch} {index}"] = (number.tolist(), loss.item())
+            if self.faults:
+                self.log("step", float(self.trainer.current_epoch))  # which Lightning takes for the axis of curves
             return loss
         def validation_step(self, batch, index):
             phases.add(("validate", Phase(own_page().phase).name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _BEGIN: Final = """
-    import os, signal, sys, warnings, torch
+    import numpy, os, signal, sys, warnings, torch
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -50,6 +50,8 @@ TRANSFORMERS: Final = (
             self.number = number
         def on_step_end(self, args, state, control, **_):
             die(self.number, state.global_step)
+        def on_log(self, args, state, control, **_):  # what JSON does not have
+            state.log_history[-1] |= {"norm": torch.ones((), requires_grad=True) * 2, "share": numpy.float32(0.5)}
 
     class ShortEpochs(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -104,7 +106,7 @@ TRANSFORMERS: Final = (
         )
 
     def told(trainer):
-        names = ("step", "epoch", "loss", "grad_norm", "learning_rate", "train_loss")
+        names = ("step", "epoch", "loss", "grad_norm", "learning_rate", "train_loss", "total_flos")
         return [{name: each[name] for name in names if name in each} for each in trainer.state.log_history]
 
     trained = []
@@ -125,7 +127,8 @@ TRANSFORMERS: Final = (
 )
 
 # The programs whose numbers are arguments: averages that a callback keeps in checkpoints, steps by hand of two
-# optimizers, a learning rate that is looked for, streams, and ends that the number of steps does not tell.
+# optimizers, a learning rate that is looked for, streams, ends that the number of steps does not tell, schedulers that
+# ask for the number of steps or follow a metric.
 LIGHTNING: Final = (
     _BEGIN
     + """
@@ -179,6 +182,22 @@ LIGHTNING: Final = (
         def __iter__(self):
             return iter(torch.randn(5, 2, 4))
 
+    class Drawn(IterableDataset):
+        def __iter__(self):
+            return (torch.randn(2, 4) for _ in range(5))
+
+    class Planned(Model):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            steps = self.trainer.estimated_stepping_batches
+            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
+
+    class Plateau(Model):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "validated"}}
+
     def average():
         return EMAWeightAveraging(decay=0.5)
 
@@ -197,8 +216,11 @@ LIGHTNING: Final = (
         (Model, END, [stopping], {"max_epochs": 6}),
         (Model, 7, [], {"max_epochs": 2}),
         (Model, 5, [accumulation], {"max_epochs": 3}),
+        (Planned, 8, [], {"max_epochs": 2}),
+        (Plateau, 14, [], {"max_epochs": 4}),
+        (Model, 8, [], {"max_epochs": 2}),
     ]
-    TUNED, STREAM = PROGRAMS[3], PROGRAMS[5]
+    TUNED, STREAMS = PROGRAMS[3], {id(PROGRAMS[5]): Batches, id(PROGRAMS[9]): Drawn}
     PROGRAMS = [PROGRAMS[int(number)] for number in sys.argv[1:]]
     STEPS = [each[1] for each in PROGRAMS]
 
@@ -207,7 +229,8 @@ LIGHTNING: Final = (
         lightning.seed_everything(0, verbose=False)
         data = torch.randn(24, 4)
         model = kind(number, bool(flk))
-        loader = DataLoader(Batches(), batch_size=None) if program is STREAM else DataLoader(data, 2, shuffle=True)
+        stream = STREAMS.get(id(program))
+        loader = DataLoader(stream(), batch_size=None) if stream else DataLoader(data, 2, shuffle=True)
         trainer = lightning.Trainer(
             accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", logger=False, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=program is TUNED, default_root_dir=f"lightning/{number}",
@@ -233,11 +256,11 @@ LIGHTNING: Final = (
 """
 )
 
-# Streams that rank 0 reads for all, whose last batches are completed, and two models with optimizers in turn.
+# Streams, whose last batches are completed, and two models with optimizers in turn.
 ACCELERATE: Final = (
     _BEGIN
     + """
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
     from accelerate.utils import set_seed
     from torch import nn
 
@@ -254,7 +277,8 @@ ACCELERATE: Final = (
 
     def trained(number, kept):
         data, _, count, pieces = PROGRAMS[number]
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=pieces)
+        own = DataLoaderConfiguration(dispatch_batches=False)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=pieces, dataloader_config=own)
         set_seed(5)
         models = [nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 4)) for _ in range(count)]
         optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in models]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from flk_runtime.training.context import RunContext
 from flk_runtime.training.elastic import refuse_per_rank
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
 from flk_runtime.training.training import Training
+
+OF_STEP: Final = frozenset({"loss", "samples", "tokens", "report", "step"})
+"""Names that a value of a line of metrics cannot have: arguments of `Loop.step`, and the number of the step."""
 
 
 class Loop(Training):

@@ -155,7 +155,11 @@ class MemoryService:
             store = ShardStore(folder, shards_limit(root, settings.memory_limit))
             store.load(log)
             service = cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
-            start_thread("memory-requests", service._accept_ranks, post)
+            start_thread(
+                "memory-requests",
+                lambda: serve(service._ranks_listener, posting(service._serve_rank, post), "memory-rank"),  # some wait
+                post,
+            )
             start_thread("memory-exchange", service._exchange.run, post)
             return service
         except OSError as error:
@@ -238,9 +242,6 @@ class MemoryService:
             self._store.remove()
 
     # Requests of ranks -------------------------------------------------------------------------------------------
-
-    def _accept_ranks(self) -> None:
-        serve(self._ranks_listener, posting(self._serve_rank, self._post), "memory-rank")  # some requests wait
 
     def _serve_rank(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the rank was killed, or is no rank of flk's
