@@ -32,7 +32,7 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
 
 @pytest.mark.soak
 def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted_programs.ACCELERATE, 3, **{user_env.BACKOFF: "0"})
+    job = adapters.start(forked_pods, root, hosted_programs.ACCELERATE, 4, **{user_env.BACKOFF: "0"})
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert all("equal 3" in job.log(pod) for pod in job.running)
+    assert all("equal 4" in job.log(pod) for pod in job.running)
     assert all("again True" in job.log(pod) for pod in job.running)

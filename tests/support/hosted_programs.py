@@ -273,6 +273,7 @@ ACCELERATE: Final = (
 
     # The data, the step after which rank 1 dies, the models, and micro-batches: six steps are an epoch of the streams.
     PROGRAMS = [(Noisy(), 8, 1, 1), (Noisy(), 7, 1, 1), (torch.arange(96.0).view(24, 4) / 96, 5, 2, 2)]
+    PROGRAMS += [(torch.arange(96.0).view(24, 4) / 96, 5, 1, 1)]  # which leaves its epochs after four steps
     STEPS = [each[1] for each in PROGRAMS]
 
     def trained(number, kept):
@@ -286,10 +287,10 @@ ACCELERATE: Final = (
         loader = DataLoader(data, 2, shuffle=not isinstance(data, IterableDataset))
         loader, *prepared = accelerator.prepare(loader, *models, *optimizers, *schedulers)
         models, optimizers, schedulers = (prepared[begin * count:][:count] for begin in range(3))
-        progress = {"seen": []}
+        progress = {"seen": [], "epochs": 0}
         place = {"checkpoint": f"stored/{number}", "save_every": 1, "log_every": 0}
         loop = adopt(accelerator, **place, progress=flk.per_rank(progress)) if kept else None
-        for epoch in range(loader.iteration, 2):
+        for epoch in range(progress["epochs"] if number == 3 else loader.iteration, 2):
             for batch in loader:
                 with accelerator.accumulate(*models):
                     output = batch
@@ -301,8 +302,13 @@ ACCELERATE: Final = (
                         each.step(), each.zero_grad()
                 progress["seen"].append([epoch, batch.tolist(), loss.item()])
                 if accelerator.sync_gradients and kept:
+                    if number == 3:
+                        loop.manager.wait()  # so that it goes on where an epoch was left
                     die(number, loop.steps + 1)
                     loop.step(loss=loss)
+                if number == 3 and len(progress["seen"]) % 4 == 0:
+                    break
+            progress["epochs"] = epoch + 1
             for each in schedulers:
                 each.step()
         if kept:
