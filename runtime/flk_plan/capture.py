@@ -187,8 +187,7 @@ class _Session:
     def _before_forward(self, model: nn.Module, *_: Any) -> None:
         captured = self.captured
         assert captured is not None  # noqa: S101
-        recomputes = torch._C._current_graph_task_id() >= 0
-        if recomputes or not torch.is_grad_enabled():
+        if torch._C._current_graph_task_id() >= 0 or not torch.is_grad_enabled():  # it recomputes, or evaluates
             return
         if self._tracer is not None and model.training and not self._training:
             self._recording.close()  # what was recorded was an evaluation

@@ -42,8 +42,7 @@ class Cluster:
         """
         if self.is_inside(ranks, stride):
             return self.gpu.link * LINK_EFFICIENCY
-        cards = max(1, self.gpus // stride)
-        return min(self.gpu.link, self.network * cards) * LINK_EFFICIENCY
+        return min(self.gpu.link, self.network * max(1, self.gpus // stride)) * LINK_EFFICIENCY
 
 
 class When(enum.Enum):

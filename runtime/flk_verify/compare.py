@@ -8,7 +8,8 @@ rounding do not add up, and the tolerance is the same in each step:
   floor is ``max(0.01, 4 * sqrt(eps))`` times the root mean square of all gradients of the optimizer, since a gradient
   that is 0 but for rounding, as of the bias of a key in attention, has no digit in common with itself.
 - parameters after the step: the changes of a parameter by ``0.05 + 2 * tolerance``, where its elements have had
-  gradients that agree. An optimizer that divides by a gradient's size makes a whole step of what was rounding.
+  gradients that agree. Here eps is of the optimizer's own results too: Muon computes in bfloat16. An optimizer that
+  divides by a gradient's size makes a whole step of what was rounding.
 - parameters before a step: by 16 * eps.
 """
 

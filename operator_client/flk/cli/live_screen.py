@@ -38,7 +38,7 @@ class LiveScreen:
 
     def __init__(self) -> None:
         self._coloured = has_colours(sys.stdout)
-        self._typed: list[bytes] = []  # keys that came with those before, as from a key that is held down
+        self._typed: list[bytes] = []  # keys that were read and not yet returned, as of one that is held down
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[LiveScreen]:

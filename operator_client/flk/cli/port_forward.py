@@ -38,8 +38,7 @@ def port_forward(
 ) -> int:
     """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C.
 
-    For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0:REMOTE and :REMOTE take a free
-    port.
+    For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; :REMOTE takes a free port.
     When the pod has ended, each connection is told so.
     """
     wanted = [_ports(text) for text in ports]

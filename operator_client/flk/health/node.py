@@ -13,7 +13,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.needs import suspects
 from flk.observe.observation import involved
-from flk.observe.pods import conditions, one_line, since
+from flk.observe.pods import after_last, conditions, one_line
 from flk.observe.view import JobView
 from flk.spec.units import timestamp
 
@@ -40,7 +40,7 @@ def _preempted(view: JobView) -> Found | None:
     if _running_again(view):
         return None
     hit = _disrupted(view, ("PreemptionByScheduler",))
-    lately = [event for events in view.pod_events.values() for event in since(events, ("Started",))]
+    lately = [event for events in view.pod_events.values() for event in after_last(events, ("Started",))]
     events = [event for event in lately if event.get("reason") == "Preempted"]
     if not hit and not events:
         return None

@@ -19,7 +19,7 @@ from flk.health.starting import CONFIG_ERRORS
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved
-from flk.observe.pods import SET_UP, claims_of, one_line, since
+from flk.observe.pods import SET_UP, after_last, claims_of, one_line
 from flk.observe.view import JobView
 from flk.spec.units import created_at
 from flk.targets.rendezvous import secret_name_of
@@ -194,7 +194,7 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
         # A container that waits for another reason has its volumes: events of an earlier failure say nothing of now.
         if pod.phase != PodPhase.STARTING or pod.reason not in ("", *_MOUNT_FAILURES):
             continue
-        for event in reversed(since(view.events_of(pod.name), SET_UP)):
+        for event in reversed(after_last(view.events_of(pod.name), SET_UP)):
             text = one_line(event.get("message"))
             # "unmounted volumes" only repeats that something is missing.
             if event.get("reason") in _MOUNT_FAILURES and "timed out waiting" not in text:

@@ -60,8 +60,8 @@ _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not m
 _NAMES: Final = r'"[^"]*"|(?<![\w-])[\w-]+(?:[:/@.]+[\w-]+)+'
 _OTHER_IMAGE: Final = "--image, image: in the job file, or $FLK_IMAGE names an image that the nodes can pull"
 _QUOTED: Final = (
-    r"(?:dial tcp: )?lookup \S+(?: on \S+)?: no such host|(?:dial tcp )?[^\s\"]\S*: (?:connect: )?connection refused"
-    r"|x509: .*"
+    r"(?:dial tcp: )?lookup \S+(?: on \S+)?: (?:no such host|.*connection refused)"
+    r"|(?:dial tcp )?[^\s\"]\S*: (?:connect: )?connection refused|x509: .*"
 )
 
 

@@ -20,7 +20,7 @@ from flk_runtime.contract.values import asdict, dataclass, field, replace
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
-_LONG: Final = 0.3  # share of the time from which on a wait is told
+_LONG: Final = 0.3  # share of the time from which on a wait for data is told
 _RECORD: Final = "record of the launchers"
 _ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher or its log why"
 # Why events of these reasons are no cause.
@@ -173,11 +173,8 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
             f"progress: {view.flk('stacks')} shows what they do"
         ), True
     if ready == len(view.pods):
-        latest = max(view.seen.progress, key=lambda progress: progress.step, default=None)
-        shares = {"for data": latest.data_wait, "in communication": latest.communication} if latest else {}
-        waits = "".join(
-            f", and wait {what} {share:.0%} of the time" for what, share in shares.items() if (share or 0.0) >= _LONG
-        )
+        waiting = [progress for progress in view.seen.progress if (progress.data_wait or 0.0) >= _LONG]
+        waits = f"; rank {waiting[0].rank} waits for data {waiting[0].data_wait:.0%} of the time" if waiting else ""
         return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run{waits}", True
     if not view.pods or view.now - view.created < 60:
         return f"nothing is wrong yet: {ready} of {len(view.pods)} pods run, and the others are starting", True
@@ -261,13 +258,13 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         key = reason, re.sub(r"\d+", "", text)[:80]
         folded[key] = event, int(event.get("count") or 1) + (folded[key][1] if key in folded else 0)
     others = []
-    has_logs = any(not pod.absent for pod in view.pods)
     for (reason, _), (event, count) in folded.items():
         about, message = involved(event), one_line(event.get("message"))
         # The operator repeats the record that a launcher has left, or the last lines of a log, in full.
         text, _, left = message.partition(" terminated message: ")
         why_not = _ENDED if left else _why_not(reason, states.get(str(about.get("name"))), view, cause)
-        said = text if has_logs or left.startswith("{") else message
+        has_log = any(not pod.absent and pod.name in text.split() for pod in view.pods)
+        said = text if has_log or left.startswith("{") else message
         said = f"event of {about.get('kind', '')} {about.get('name', '')}: {reason}: {said}"
         others.append(Other(said, why_not, count, time=event_time(event)))
     return sorted((other for other in others if other.why_not), key=lambda other: other.time)

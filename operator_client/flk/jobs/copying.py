@@ -29,6 +29,7 @@ _READ: Final = (
     "command -v tar >/dev/null 2>&1 || { echo 'the container has no tar' >&2; exit 127; }\n"
     'd=${p%/*}; exec tar -cf - -C "${d:-/}" "./${p##*/}"\n'
 )
+_MOST_SAID: Final = 65_536  # bytes of what tar says
 # What GNU's tar says of files that a running job writes or removes meanwhile, with exit code 1, and of sockets. What it
 # has read is in the archive.
 _HARMLESS: Final = (": file changed as we read it", ": File removed before we read it", ": socket ignored")
@@ -74,7 +75,7 @@ class Container:
 
         def write(channel: int, data: bytes) -> None:
             if channel == STDERR:
-                errors.extend(data[: 65_536 - len(errors)])
+                errors.extend(data[: _MOST_SAID - len(errors)])
             else:
                 output.write(data)
 
@@ -88,13 +89,14 @@ class Container:
             )
         ) as remote:
             code = remote.run(write)
-        said = errors.decode(errors="replace").strip().splitlines()
+        # The last line is cut off where there were too many.
+        said = errors.decode(errors="replace").strip().splitlines()[: None if len(errors) < _MOST_SAID else -1]
         grave = [line for line in said if not line.endswith(_HARMLESS)]
         if code > 1 or (code == 1 and (grave or not said)):
             reason = grave[0] if grave else f"the copying command ended with exit code {code}"
             raise ApiError(f"{self.pod}:{path}: {reason}; nothing of it is copied")
         if said:
-            note(f"copying {path}: {'; '.join(said)}")
+            note(f"copying {path}: {said[0]}" + f" ({len(said) - 1} more)" * (len(said) > 1))
 
 
 def _unpacked(archive: IO[bytes], folder: Path, note: Note) -> Path:

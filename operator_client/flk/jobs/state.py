@@ -132,6 +132,11 @@ class State:
         reason = "" if self.reason == self.phase.value else self.reason
         return ": ".join(filter(None, (self.phase.value.lower(), reason, self.message)))
 
+    @property
+    def sentence(self) -> str:
+        """The name with the headline: "gpt has succeeded"."""
+        return f"{self.name} {'has' if self.phase in (Phase.SUCCEEDED, Phase.FAILED) else 'is'} {self.headline}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `-o json`, with the version of its schema."""
         data = {"schema": SCHEMA, **asdict(self), "phase": self.phase.value, "world_size": self.world_size}

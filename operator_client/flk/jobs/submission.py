@@ -56,8 +56,7 @@ class Submission:
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         try:
-            view = JobView(Observation(created, time=client.now()), client.commands)
-            keep(client, answer_of(view))
+            keep(client, answer_of(JobView(Observation(created, time=client.now()), client.commands)))
         except KeyboardInterrupt as interrupt:
             goes_on = client.commands.flk("status", self.name)
             interrupt.args = (f"the job {self.name} exists and goes on: {goes_on}",)

@@ -126,8 +126,7 @@ class Conclusion:
         """Return how the wait ends with this state of the job, None if it goes on."""
         self._last, goal = state, self._goal
         # A short job may end before flk sees it run.
-        ran = goal == Phase.RUNNING and state.phase == Phase.SUCCEEDED
-        if goal == state.phase or ran:
+        if goal == state.phase or (goal == Phase.RUNNING and state.phase == Phase.SUCCEEDED):
             return Waited(state, Outcome.REACHED)
         if job is None:
             return self.now()
@@ -257,7 +256,7 @@ def parse_goal(text: str) -> Phase:
 
 def describe(state: State) -> str:
     """Return one line about a job's state for people who wait."""
-    line = f"{state.name} {'has' if state.phase in (Phase.SUCCEEDED, Phase.FAILED) else 'is'} {state.headline}"
+    line = state.sentence
     if state.phase == Phase.RUNNING:
         line += f", {state.ready} of {state.replicas} pods"
         if len(state.attempts) > 1:

@@ -288,5 +288,7 @@ def _as_first_deleted(old: Object, pod: Object) -> Object:
     whether the deletion has ended them.
     """
     before, now = old["metadata"], pod["metadata"]
-    kept = {name: before[name] for name in ("uid", "deletionTimestamp") if name in before}
-    return {**pod, "metadata": now | kept} if kept["uid"] == now["uid"] else pod
+    # The kubelet leaves no grace period. A user who deletes the pod once more may leave a shorter one.
+    if before["uid"] != now["uid"] or now.get("deletionGracePeriodSeconds") or "deletionTimestamp" not in before:
+        return pod
+    return {**pod, "metadata": {**now, "deletionTimestamp": before["deletionTimestamp"]}}

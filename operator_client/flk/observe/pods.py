@@ -214,7 +214,7 @@ def _reason(pod: Object, phase: PodPhase, state: Object, events: Sequence[Object
             waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") and waiting["reason"] not in _NORMAL:
                 return str(waiting["reason"]), one_line(waiting.get("message"))
-        warnings = [event for event in since(events, SET_UP) if event.get("type") == "Warning"]
+        warnings = [event for event in after_last(events, SET_UP) if event.get("type") == "Warning"]
         if warnings:
             return str(warnings[-1].get("reason")), one_line(warnings[-1].get("message"))
     if phase == PodPhase.UNKNOWN:
@@ -243,7 +243,7 @@ def _signal(ended: Object) -> int | None:
     return code - FIRST_SIGNAL if code is not None and FIRST_SIGNAL < code < 2 * FIRST_SIGNAL else None
 
 
-def since(events: Sequence[Object], reasons: Sequence[str]) -> Sequence[Object]:
+def after_last(events: Sequence[Object], reasons: Sequence[str]) -> Sequence[Object]:
     """Return the events after the last one with one of these reasons, which says that earlier ones are over."""
     begun = max((number for number, event in enumerate(events, 1) if event.get("reason") in reasons), default=0)
     return events[begun:]

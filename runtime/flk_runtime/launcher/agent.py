@@ -483,11 +483,19 @@ class Agent:
         if self.memory:
             self.memory.close(remove=record.outcome not in ("replaced", "preempted"))
         if self.rendezvous and record.outcome != "replaced":
+            all_know = self.rendezvous.wait_for_members_to_leave(self.settings.lease, self.wakeup.signals)
             # The controller brings back a pod that was lost at the end, which learns only here that the job has
-            # succeeded. Alone it would wait for this one, and fail the job.
-            settings, succeeded = self.settings, record.outcome == "succeeded" and not self.stop
-            seconds = settings.join_timeout if succeeded and settings.least_pods == settings.pods else settings.lease
-            self.rendezvous.wait_for_members_to_leave(seconds, self.wakeup.signals)
+            # succeeded. If this pod ended before, that pod would wait for it, and fail the job.
+            if (
+                not all_know
+                and record.outcome == "succeeded"
+                and not self.stop
+                and self.settings.least_pods == self.settings.pods
+            ):
+                self.records.log(
+                    "the job has succeeded; waiting until the pods that were lost at its end are back and know it"
+                )
+                self.rendezvous.wait_for_members_to_leave(self.settings.join_timeout, self.wakeup.signals)
         if self.service:
             self.service.close(code)
         return code

@@ -39,8 +39,7 @@ def exchange_reports(store: Any, own: RankReport, timeout: float, started: float
     if own.rank == 0 and store.add("leader", 1) == 1:
         store.set("leader is there", "")
         return _lead(store, own, timeout, deadline)
-    compared = _follow(store, own, timeout, deadline)
-    if joined > compared:
+    if joined > _follow(store, own, timeout, deadline):  # the number of those that were compared
         raise SetupError(
             f"rank {own.rank} on node {own.node} (process {own.pid}) joined after all {own.world_size} ranks had "
             "joined: give every process a rank of its own, or end the earlier run that still uses this master's port"

@@ -248,8 +248,7 @@ def queue_of(job: Object) -> str:
 
 def end_of(job: Object) -> str:
     """Return how the job has ended by its controller: ``Succeeded`` or ``Failed``; empty if it has not."""
-    conditions = target_of(job).conditions(job)
-    return next((end for end in ("Succeeded", "Failed") if end in conditions), "")
+    return next((end for end in ("Succeeded", "Failed") if end in target_of(job).conditions(job)), "")
 
 
 def refuse_incomplete(client: JobClient, job: Object) -> None:

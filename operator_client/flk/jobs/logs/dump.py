@@ -83,7 +83,7 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     view = view_of(client, Observation(job, every, client.now()), Reader(client))
     state = answered(client, view, lines=read).state
     if pods and not shown and all(phase_of(pod) == "Pending" for pod in pods):
-        yield LogLine(f"there is no line yet: job {name} is {state.headline}", note=True)
+        yield LogLine(f"there is no line yet: job {state.sentence}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last else []
     if known and (option := _unanswered(chosen)):
@@ -96,7 +96,7 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         for pod in known:
             yield from kept_lines(client, last, chosen, pod)
     elif gone and not pods:
-        yield LogLine(f"there is no pod with a log: job {name} is {state.headline}", note=True)
+        yield LogLine(f"there is no pod with a log: job {state.sentence}", note=True)
 
 
 def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[LineFilter, list[str]]:

@@ -78,7 +78,7 @@ _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
 _AGAIN: Final = 60.0  # seconds between two looks at the stacks while no rank makes progress
 STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are looked at
 _SLOW_LIMIT: Final = 8  # ranks in the list
-_SAMPLES: Final = 40  # that a rank needs in the window: its share is then known to about 0.08
+_STEPS: Final = 60  # that the window holds at least: steps may differ in length, as sequences do
 _LOOKS: Final = 4  # that are kept of a window
 FACTOR: Final = 1.2  # a rank that works so many times as long as the median is slow
 _EXCESS: Final = 0.1  # by which the share must exceed the median's; without it, ranks that only wait would be compared
@@ -122,25 +122,25 @@ class Stragglers:
         seen = {status.rank: status for status in statuses}
         if self._seen and self._seen[0][1].keys() != seen.keys():
             self.clear()  # other ranks than before
-        if self._seen and now - self._seen[-1][0] < self._window / _LOOKS:
+        window = max(self._window, _STEPS * max((status.step_seconds or 0.0 for status in seen.values()), default=0.0))
+        if self._seen and now - self._seen[-1][0] < window / _LOOKS:
             return
         self._seen.append((now, seen))
-        while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
+        while len(self._seen) > 1 and now - self._seen[1][0] >= window:
             self._seen.popleft()
         since, first = self._seen[0]
-        before = self.slow
-        self.work, self.slow = {}, {}
+        before, self.work, self.slow = self.slow, {}, {}
         samples = {rank: status.samples - first[rank].samples for rank, status in seen.items()}
         for rank, status in seen.items():
-            if samples[rank] >= _SAMPLES:
+            if samples[rank]:
                 self.work[rank] = 1 - (status.pending - first[rank].pending) / samples[rank]
-        if now - since < self._window or len(self.work) < max(2, len(seen)):
+        if now - since < window or len(self.work) < max(2, len(seen)):
             return
         usual = statistics.median_low(self.work.values())
         for rank, share in sorted(self.work.items(), key=lambda item: (-item[1], item[0]))[:_SLOW_LIMIT]:
             part = _STAYS if rank in before else 1.0
             # The variance of a share is at most 0.25, divided by the number of samples.
-            excess = max(_EXCESS, _SURE * math.sqrt(2 * 0.25 / samples[rank]), (FACTOR - 1) * usual)
+            excess = max(_EXCESS, _SURE * math.sqrt(2 * 0.25 / min(samples.values())), (FACTOR - 1) * usual)
             if share - usual >= part * excess:
                 self.slow[rank] = round(share / max(usual, 0.01), 1)
 
@@ -303,17 +303,23 @@ class HangDetector:
         self._stragglers.update(now, ranks)
         slow = self._stragglers.slow
         self._do.compare(self._stragglers.work, slow)
-        known = {each.rank for each in self._slow}
-        if slow.keys() == known:
-            return
         pods = {status.rank: status.pod for status in ranks}
         waits = {status.rank: status.data_wait or 0.0 for status in ranks}
-        usual = statistics.median_low(waits.values())
+        usual = statistics.median_low([*waits.values()] or [0.0])
         by_data = {rank: wait for rank, wait in waits.items() if wait - usual >= _DATA}
+        told = {each.rank: each.data_wait for each in self._slow}
         self._slow = [
-            SlowRank(rank, *self._places[pods[rank]], factor, by_data.get(rank)) for rank, factor in slow.items()
+            SlowRank(rank, *self._places[pods[rank]], factor, by_data.get(rank, told.get(rank)))
+            for rank, factor in slow.items()
         ]
+        # The wait for data is of a line of metrics, which may come after a rank was named.
+        news = [
+            each
+            for each in self._slow
+            if each.rank not in told or (told[each.rank] is None and each.data_wait is not None)
+        ]
+        if not news and told.keys() == slow.keys():
+            return
         self._do.show(self._slow, self._standstill)
-        for each in self._slow:
-            if each.rank not in known:
-                self._do.log(each.summary)
+        for each in news:
+            self._do.log(each.summary)

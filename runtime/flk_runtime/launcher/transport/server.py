@@ -91,11 +91,16 @@ class Server:
         start_thread("rendezvous-server", self._run, self._post)
         start_thread("rendezvous-acceptor", lambda: self._acceptor.run(lambda *it: self._loop.put(it)), self._post)
 
-    def wait_for_members_to_leave(self, seconds: float, stopped: Sequence[int]) -> None:
-        """Serve until all members know how the job ended or ``stopped`` has a signal, for at most ``seconds``."""
+    def wait_for_members_to_leave(self, seconds: float, signals: Sequence[int]) -> bool:
+        """Serve until all members know how the job ended, a signal comes, or the time is over.
+
+        Returns whether all of them know it.
+        """
         end = time.monotonic() + seconds
-        while not (stopped or self._all_left.wait(_POLL)) and time.monotonic() < end:
-            pass
+        while not signals and time.monotonic() < end:
+            if self._all_left.wait(_POLL):
+                break
+        return self._all_left.is_set()
 
     def _run(self) -> None:
         sweep_at = time.monotonic()

@@ -242,9 +242,8 @@ def test_the_command_that_shows_the_operator_is_for_the_context(target: Target) 
     ("waits", "told"),
     [
         ({}, ""),
-        ({"data_wait": 0.29, "communication": 0.1}, ""),
-        ({"data_wait": 0.6, "communication": 0.1}, ", and wait for data 60% of the time"),
-        ({"communication": 0.31}, ", and wait in communication 31% of the time"),
+        ({"data_wait": 0.29, "communication": 0.9}, ""),
+        ({"data_wait": 0.6}, "; rank 0 waits for data 60% of the time"),
     ],
 )
 def test_nothing_is_wrong(waits: dict[str, float], told: str) -> None:

@@ -272,8 +272,7 @@ def test_a_job_of_hours_whose_reason_changes_has_its_minute() -> None:
     about = {"metadata": {"name": "w", "managedFields": written}}
     view = in_queue().view(workloads=[{**about, "status": {"conditions": [lacks | {"lastTransitionTime": MADE}]}}])
     (cause,) = find(view)
-    stuck = [cause.is_stuck(NOW - 60 + 5 * 3600 + seconds) for seconds in (59, 60)]
-    assert stuck == [False, True]
+    assert [cause.is_stuck(NOW - 60 + 5 * 3600 + seconds) for seconds in (59, 60)] == [False, True]
 
 
 def test_a_queue_that_an_evicted_job_can_never_return_to_is_told_first() -> None:

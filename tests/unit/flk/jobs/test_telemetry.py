@@ -52,8 +52,7 @@ def test_the_launcher_of_a_running_job_answers(fake: FakeApiServer, monkeypatch:
 
 
 def test_the_log_of_a_job_that_has_ended_tells_what_its_launcher_has_measured(fake: FakeApiServer) -> None:
-    builder = JobBuilder(1).condition("Succeeded").ended(0, 0)
-    builder.add_to(fake)
+    JobBuilder(1).condition("Succeeded").ended(0, 0).add_to(fake)
     packed = pack_telemetry(KEPT)
     lines = [
         "[rank 0] {}",

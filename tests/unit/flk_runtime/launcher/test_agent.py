@@ -131,28 +131,38 @@ def test_the_leader_is_told_of_a_launcher_that_has_to_stop(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "least", "stops", "expected"),
+    ("outcome", "least", "stops", "all_know", "expected"),
     [
-        ("succeeded", 0, False, 60.0),
-        ("succeeded", 2, False, 15.0),
-        ("succeeded", 0, True, 15.0),
-        ("failed", 0, False, 15.0),
+        ("succeeded", 0, False, False, [15.0, 60.0]),
+        ("succeeded", 0, False, True, [15.0]),
+        ("succeeded", 2, False, False, [15.0]),
+        ("succeeded", 0, True, False, [15.0]),
+        ("failed", 0, False, False, [15.0]),
     ],
 )
 def test_a_pod_that_was_lost_at_the_end_is_told_of_it_when_it_is_back(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, outcome: str, least: int, stops: bool, expected: float
+    agent: Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: str,
+    least: int,
+    stops: bool,
+    all_know: bool,
+    expected: list[float],
 ) -> None:
     """Else it waits for pod 0, which has ended, and fails the job. Where one pod suffices, nobody waits for it."""
     waits: list[float] = []
+    said: list[str] = []
     for name, value in {
         "settings": Settings(("train.py",), pods=3, min_pods=least, join_timeout=60.0, lease=15.0),
         "stop": launcher._Stop(signal.SIGTERM, 0.0) if stops else None,
-        "records": SimpleNamespace(finish=lambda record, leader: record.code),
-        "rendezvous": SimpleNamespace(wait_for_members_to_leave=lambda seconds, signals: waits.append(seconds)),
+        "records": SimpleNamespace(finish=lambda record, leader: record.code, log=said.append),
+        "rendezvous": SimpleNamespace(
+            wait_for_members_to_leave=lambda seconds, signals: waits.append(seconds) or all_know
+        ),
         "wakeup": SimpleNamespace(signals=[]),
         "memory": None,
         "service": None,
     }.items():
         monkeypatch.setattr(agent, name, value, raising=False)
     assert agent._finish(JobRecord(outcome, 0)) == 0
-    assert waits == [expected]
+    assert (waits, len(said)) == (expected, len(expected) - 1)

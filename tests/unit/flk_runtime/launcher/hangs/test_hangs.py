@@ -260,11 +260,20 @@ def test_a_rank_that_works_longer_than_the_median_is_slow() -> None:
         (600, (600, 600, 600)),
         (600, (0, 0, 0)),
         (600, (300, 300, 250)),
-        (600, (594, 594, 582)),
+        (6000, (700, 700, 0)),
+        (6000, (5940, 5940, 5520)),
         (150, (75, 75, 52)),
         (10, (10, 10, 0)),
     ],
-    ids=["all equal", "nobody waits", "a small difference", "all only wait", "perhaps by chance", "hardly looked at"],
+    ids=[
+        "all equal",
+        "nobody waits",
+        "a small difference",
+        "a small part of the work",
+        "all only wait",
+        "perhaps by chance",
+        "hardly looked at",
+    ],
 )
 def test_ranks_that_differ_little_are_not_slow(samples: int, pending: tuple[int, ...]) -> None:
     assert slow((0, 0, 0, 0), (samples // 2, 0, 0, 0), (samples, *pending)) == {}
@@ -274,6 +283,18 @@ def test_a_rank_stays_slow_until_it_clearly_is_not() -> None:
     begun = ((0, 0, 0, 0), (300, 150, 150, 105), (600, 300, 300, 210))
     assert slow(*begun, (900, 450, 450, 360), (1200, 600, 600, 462)) == {2: 1.2}
     assert slow(*begun, (900, 450, 450, 360), (1200, 600, 600, 510)) == {}
+
+
+def test_ranks_are_compared_over_many_steps_which_may_differ_in_length() -> None:
+    looks = ((0, 0, 0, 0), (300, 150, 150, 0), (600, 300, 300, 0), (1500, 750, 750, 0), (3000, 1500, 1500, 0))
+    stragglers = Stragglers(60)
+    for samples, *pending in looks:
+        ranks = [
+            replace(QUIET, rank=rank, samples=samples, pending=count, step_seconds=5.0)
+            for rank, count in enumerate(pending)
+        ]
+        stragglers.update(samples / 10, ranks)
+        assert bool(stragglers.slow) == (samples == 3000)
 
 
 def test_with_other_ranks_than_before_nobody_is_slow() -> None:
@@ -470,13 +491,17 @@ def test_slow_ranks_are_told_once_and_when_they_change() -> None:
         samples = seconds * 5
         leader.heartbeat(
             replace(QUIET, idle=0, samples=samples, pending=samples // 2, data_wait=0.1),
-            replace(QUIET, idle=0, samples=samples, data_wait=0.6),
+            replace(
+                QUIET, idle=0, samples=samples, data_wait=0.19 if seconds < 200 else 0.21 if seconds < 250 else 0.1
+            ),
         )
         leader.detector.tick(seconds + 6.0)
-    assert leader.waits == [([SlowRank(1, "gpt-worker-1", "node-b", 2.0, 0.6)], None)]
+    rank = SlowRank(1, "gpt-worker-1", "node-b", 2.0)
+    assert leader.waits == [([rank], None), ([replace(rank, data_wait=0.21)], None)]
     assert leader.log == [
+        "rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others",
         "rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others, "
-        "and waits for its data 60% of the time"
+        "and waits for its data 21% of the time",
     ]
 
 

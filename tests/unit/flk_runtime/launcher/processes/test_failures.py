@@ -321,8 +321,7 @@ def report_of(error: BaseException) -> Failure:
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:
-    error = ValueError("bad shard")
-    failure = report_of(error)
+    failure = report_of(ValueError("bad shard"))
     assert failure.summary == "rank 2 in pod 1 raised ValueError: bad shard"
     assert failure.rank == 2  # a report cannot change what the launcher knows itself
     assert from_report(failure, b'{"kind": "exi') is None

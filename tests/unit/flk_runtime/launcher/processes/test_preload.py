@@ -122,8 +122,7 @@ def test_a_package_of_the_work_folder_is_left_to_the_ranks_unless_it_is_installe
     path = tmp_path / "scripts" / "train.py"
     path.parent.mkdir()
     path.write_text("import os\nimport torch\nimport datasets\nimport timm\n")
-    imports = preload.leading_imports(path, path.parent, tmp_path)
-    assert [module for module, _ in imports] == expected
+    assert [module for module, _ in preload.leading_imports(path, path.parent, tmp_path)] == expected
 
 
 def test_python_in_the_work_folder_is_not_the_users_code(tmp_path: Path) -> None:

@@ -137,8 +137,7 @@ def test_a_long_history_is_thinned_evenly_and_keeps_the_latest_sample() -> None:
     assert found[-1] == Sample(1000.0, 0, 1000, loss=1000.0)
     steps = [sample.step for sample in found]
     assert steps == sorted(steps)
-    gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}
-    assert len(gaps) == 1
+    assert len({after - before for before, after in itertools.pairwise(steps[:-1])}) == 1
 
 
 def test_steps_that_are_done_again_replace_the_former_ones() -> None:

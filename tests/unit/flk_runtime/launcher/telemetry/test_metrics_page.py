@@ -78,8 +78,8 @@ def test_the_latest_value_of_the_running_attempt_is_shown(make: Make) -> None:
         'flk_median_step_seconds{attempt="3"}': 0.5,
         'flk_slowest_work_seconds{attempt="3",rank="6"}': 0.25,
     }
-    found = values(make(replace(JOB, attempt=3)))  # of which nothing is known yet
-    assert found == {"flk_making_progress": 0, "flk_total_steps": 100}
+    # Nothing is known of it yet.
+    assert values(make(replace(JOB, attempt=3))) == {"flk_making_progress": 0, "flk_total_steps": 100}
 
 
 def test_every_line_has_namespace_job_and_the_name_of_the_pod(make: Make) -> None:

@@ -168,7 +168,10 @@ def test_a_launcher_that_claims_a_place_which_the_job_does_not_have_is_named() -
     assert "127.0.0.1: it is none of the 3 pods of the job: Hello(pod=7, " in line
 
 
-def test_a_signal_ends_the_wait_for_members_that_do_not_know_the_end() -> None:
+@pytest.mark.parametrize(("seconds", "signals"), [(600.0, [signal.SIGTERM]), (0.1, [])])
+def test_the_wait_for_members_that_do_not_know_the_end_is_over_at_a_signal_and_in_time(
+    seconds: float, signals: list[int]
+) -> None:
     server = Server(Settings(("train.py",), pods=PODS), lambda send, store: Starter(send), print, print)
     server.start()
-    server.wait_for_members_to_leave(600.0, [signal.SIGTERM])
+    assert not server.wait_for_members_to_leave(seconds, signals)
