@@ -23,7 +23,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
 from flk_runtime.training.entry.adopt import adopt_training
-from flk_runtime.training.loop import OF_STEP, Loop
+from flk_runtime.training.loop import RESERVED_METRICS, Loop
 
 
 class Flk(Callback):  # type: ignore[misc]
@@ -199,7 +199,7 @@ class Flk(Callback):  # type: ignore[misc]
         own_page().phase = Phase.TRAINING
         if self._done:
             self._done = False
-            values = {name: value for name, value in trainer.logged_metrics.items() if name not in OF_STEP}
+            values = {name: value for name, value in trainer.logged_metrics.items() if name not in RESERVED_METRICS}
             self.loop.step(self._loss, samples=_samples(trainer), **(self._total | values))
 
 

@@ -27,7 +27,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
 from flk_runtime.training.entry.adopt import adopt_training
-from flk_runtime.training.loop import OF_STEP, Loop
+from flk_runtime.training.loop import RESERVED_METRICS, Loop
 
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
 # What a Trainer adds up between two lines of its log, in attributes of its own.
@@ -270,7 +270,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
-        self._host.logs |= {name: value for name, value in numbers.items() if name == "loss" or name not in OF_STEP}
+        self._host.logs |= {
+            name: value for name, value in numbers.items() if name == "loss" or name not in RESERVED_METRICS
+        }
 
 
 class _Counters:

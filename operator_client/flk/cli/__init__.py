@@ -68,7 +68,7 @@ _SYNONYMS: Final = {
     "help": "flk --help lists the commands, flk COMMAND --help explains one",
 }
 # What follows `--` in a command, and how it is written.
-_BEFORE_WORDS: Final = {
+_AFTER_DASHES: Final = {
     **dict.fromkeys(("run", "submit", "render"), ("options of the script itself", "train.py --")),
     "exec": ("the command and its options", "JOB -- COMMAND"),
 }
@@ -179,7 +179,7 @@ def _translated(error: Any, path: str) -> UsageError:
     if option is not None and hasattr(error, "possibilities"):
         known = [name for p in context.command.get_params(context) for name in p.opts] if context else []
         hint = _suggestion(option, known, help_command)
-        if example := _BEFORE_WORDS.get(path.split()[-1]):
+        if example := _AFTER_DASHES.get(path.split()[-1]):
             hint += f"; {example[0]} follow `--`: {path} {example[1]} {option} …"
         return UsageError(f"{path} has no option {option}", hint=hint)
     message = " ".join(error.format_message().split()).rstrip(".")

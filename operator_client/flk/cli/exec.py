@@ -14,7 +14,7 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
-from flk.user.terminal import end, handled_signals
+from flk.user.terminal import exit_on_signal, handled_signals
 
 if TYPE_CHECKING:
     from flk.kube.sockets import RemoteCommand
@@ -83,7 +83,7 @@ def _raw_terminal(remote: RemoteCommand) -> Iterator[None]:
         remote.resize(*os.get_terminal_size(sys.stdin.fileno()))  # not $COLUMNS, which does not follow the terminal
 
     before = termios.tcgetattr(sys.stdin.fileno())
-    with handled_signals({signal.SIGWINCH: resize, signal.SIGTERM: end, signal.SIGHUP: end}):
+    with handled_signals({signal.SIGWINCH: resize, signal.SIGTERM: exit_on_signal, signal.SIGHUP: exit_on_signal}):
         try:
             tty.setraw(sys.stdin.fileno())
             resize()

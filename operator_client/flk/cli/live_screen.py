@@ -13,7 +13,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flk.user.terminal import STYLES, end, handled_signals, has_colours
+from flk.user.terminal import STYLES, exit_on_signal, handled_signals, has_colours
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
@@ -62,7 +62,7 @@ class LiveScreen:
             signal.raise_signal(signal.SIGSTOP)
             enter()
 
-        with handled_signals({signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop}):
+        with handled_signals({signal.SIGTERM: exit_on_signal, signal.SIGHUP: exit_on_signal, signal.SIGTSTP: stop}):
             try:
                 enter()
                 yield self

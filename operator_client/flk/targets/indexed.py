@@ -93,7 +93,7 @@ class IndexedJob(IndexedTarget):
     group = "batch"
     version = "v1"
     plural = "jobs"
-    succeeded = ("Complete", "SuccessCriteriaMet")
+    success_conditions = ("Complete", "SuccessCriteriaMet")
     controller = "Kubernetes' Job controller"
     controller_pods = "get pods -n kube-system -l component=kube-controller-manager"
     scalable = True
@@ -143,7 +143,7 @@ class JobSet(IndexedTarget):
     group = "jobset.x-k8s.io"
     version = "v1alpha2"
     plural = "jobsets"
-    succeeded = ("Completed",)
+    success_conditions = ("Completed",)
     controller = JOBSET_CONTROLLER.name
     controllers = (JOBSET_CONTROLLER,)
     controller_pods = "get pods -n jobset-system"

@@ -94,7 +94,7 @@ class Target(ABC):
     index_field: ClassVar[str]  # of the downward API: where a pod finds its index
     suspend_path: ClassVar[str] = "spec.suspend"
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
-    succeeded: ClassVar[Sequence[str]] = ("Succeeded",)  # its conditions of which each means that the job has succeeded
+    success_conditions: ClassVar[Sequence[str]] = ("Succeeded",)  # types, each of which says so
     controllers: ClassVar[Sequence[Controller]] = ()  # that a cluster needs, the one that serves its API first
     controller: ClassVar[str]  # who creates the pods, with its article
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
@@ -181,7 +181,7 @@ class Target(ABC):
     def conditions(self, job: Object) -> dict[str, Object]:
         """Return the conditions that are true, by type. Every kind has the types Succeeded, Failed and Suspended."""
         found = (job.get("status") or {}).get("conditions") or []
-        kinds = dict.fromkeys(self.succeeded, "Succeeded")
+        kinds = dict.fromkeys(self.success_conditions, "Succeeded")
         return {kinds.get(c["type"], c["type"]): c for c in found if c.get("status") == "True"}
 
     def is_seen(self, job: Object) -> bool:

@@ -51,7 +51,7 @@ class TrainJob(IndexedTarget):
     group = "trainer.kubeflow.org"
     version = "v1alpha1"
     plural = "trainjobs"
-    succeeded = ("Complete",)
+    success_conditions = ("Complete",)
     container = NODE
     job_label = _JOBSET_NAME  # which TrainJobs without flk have too
     selector = ""

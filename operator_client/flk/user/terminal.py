@@ -1,4 +1,4 @@
-"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, print errors, and take signals."""
+"""Make text from elsewhere (logs, exceptions, a cluster) safe to print, print errors, and handle signals."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def handled_signals(handlers: Mapping[signal.Signals, Callable[[int, Any], None]
             signal.signal(number, handler)
 
 
-def end(number: int, _: Any) -> None:
-    """End the process by SystemExit, so that it leaves the terminal as it was: the handler of a signal."""
+def exit_on_signal(number: int, _: Any) -> None:
+    """Handle a signal by SystemExit, so that the process restores the terminal before it ends."""
     sys.exit(128 + number)

@@ -63,7 +63,10 @@ HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
     parse_duration,
 )
 SLOW_WINDOW: Final = Setting(
-    "FLK_SLOW_WINDOW", "seconds over which ranks are compared to find slow ones", 60.0, number(1)
+    "FLK_SLOW_WINDOW",
+    "seconds over which ranks are compared to find slow ones, or 60 steps if these take longer",
+    60.0,
+    number(1),
 )
 MEMORY_LIMIT: Final[Setting[int | None]] = Setting(
     "FLK_MEMORY_LIMIT",

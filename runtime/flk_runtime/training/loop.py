@@ -21,8 +21,8 @@ from flk_runtime.training.elastic import refuse_per_rank
 from flk_runtime.training.step.first_pass import DRAWN, set_random_states_at_first_pass
 from flk_runtime.training.training import Training
 
-OF_STEP: Final = frozenset({"loss", "samples", "tokens", "report", "step"})
-"""Names that a value of a line of metrics cannot have: arguments of `Loop.step`, and the number of the step."""
+RESERVED_METRICS: Final = frozenset({"loss", "samples", "tokens", "report", "step"})
+"""Names that a metric cannot have: arguments of `Loop.step`, and the number of the step in a line of metrics."""
 
 
 class Loop(Training):

@@ -80,7 +80,7 @@ STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are l
 _SLOW_LIMIT: Final = 8  # ranks in the list
 _STEPS: Final = 60  # that the window holds at least: steps may differ in length, as sequences do
 _LOOKS: Final = 4  # that are kept of a window
-FACTOR: Final = 1.2  # a rank that works so many times as long as the median is slow
+_FACTOR: Final = 1.2  # a rank that works so many times as long as the median is slow
 _EXCESS: Final = 0.1  # by which the share must exceed the median's; without it, ranks that only wait would be compared
 _SURE: Final = 5.0  # standard errors by which it must: by chance, one rank in millions differs so much
 _STAYS: Final = 0.5  # part of these limits above which a slow rank stays slow, so that it is not told again and again
@@ -109,7 +109,10 @@ class Stragglers:
     """
 
     def __init__(self, window: float) -> None:
-        """A rank is slow if it works FACTOR times as long as the median in the last ``window`` seconds."""
+        """A rank is slow if it works _FACTOR times as long as the median rank, and chance does not explain it.
+
+        Ranks are compared over the last ``window`` seconds, or _STEPS steps if these take longer.
+        """
         self._window = window
         self._seen: deque[tuple[float, dict[int, RankStatus]]] = deque()  # looks at all ranks
         self.work: dict[int, float] = {}
@@ -129,18 +132,20 @@ class Stragglers:
         while len(self._seen) > 1 and now - self._seen[1][0] >= window:
             self._seen.popleft()
         since, first = self._seen[0]
-        before, self.work, self.slow = self.slow, {}, {}
+        before, self.slow = self.slow, {}
         samples = {rank: status.samples - first[rank].samples for rank, status in seen.items()}
-        for rank, status in seen.items():
-            if samples[rank]:
-                self.work[rank] = 1 - (status.pending - first[rank].pending) / samples[rank]
+        self.work = {
+            rank: 1 - (status.pending - first[rank].pending) / samples[rank]
+            for rank, status in seen.items()
+            if samples[rank]
+        }
         if now - since < window or len(self.work) < max(2, len(seen)):
             return
         usual = statistics.median_low(self.work.values())
         for rank, share in sorted(self.work.items(), key=lambda item: (-item[1], item[0]))[:_SLOW_LIMIT]:
             part = _STAYS if rank in before else 1.0
             # The variance of a share is at most 0.25, divided by the number of samples.
-            excess = max(_EXCESS, _SURE * math.sqrt(2 * 0.25 / min(samples.values())), (FACTOR - 1) * usual)
+            excess = max(_EXCESS, _SURE * math.sqrt(2 * 0.25 / min(samples.values())), (_FACTOR - 1) * usual)
             if share - usual >= part * excess:
                 self.slow[rank] = round(share / max(usual, 0.01), 1)
 
@@ -303,13 +308,19 @@ class HangDetector:
         self._stragglers.update(now, ranks)
         slow = self._stragglers.slow
         self._do.compare(self._stragglers.work, slow)
+        if not slow and not self._slow:
+            return
         pods = {status.rank: status.pod for status in ranks}
         waits = {status.rank: status.data_wait or 0.0 for status in ranks}
         usual = statistics.median_low([*waits.values()] or [0.0])
-        by_data = {rank: wait for rank, wait in waits.items() if wait - usual >= _DATA}
         told = {each.rank: each.data_wait for each in self._slow}
         self._slow = [
-            SlowRank(rank, *self._places[pods[rank]], factor, by_data.get(rank, told.get(rank)))
+            SlowRank(
+                rank,
+                *self._places[pods[rank]],
+                factor,
+                waits[rank] if waits[rank] - usual >= _DATA else told.get(rank),
+            )
             for rank, factor in slow.items()
         ]
         # The wait for data is of a line of metrics, which may come after a rank was named.

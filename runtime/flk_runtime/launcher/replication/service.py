@@ -346,8 +346,9 @@ class MemoryService:
             shard = self._store.seal(path, attempt.plan.attempt_id)
         except (ShardError, ValueError) as error:
             return Failed(str(error))
-        keep = None if whole is None else shard.checkpoint._replace(**whole._asdict())
-        if keep is not None:
+        keep = None
+        if whole is not None:
+            keep = shard.checkpoint._replace(**whole._asdict())
             self._store.settle(keep, set(attempt.held))
         attempt.partner.send(shard, keep)
         # The rank may overwrite the shard of the restored checkpoint after this.
