@@ -1,23 +1,22 @@
 """Measure what flk says of faults that are injected into a training: which rank, why, and how soon.
 
-    python benchmarks/diagnosis.py [--rounds 14] [--faults 15] [--calm 510] [--processes 2] [--only KIND …]
+    python benchmarks/diagnosis.py [--rounds 14] [--faults 15] [--processes 2] [--only KIND …]
 
 Three launchers with two ranks each, on hosts that are network namespaces of this machine, train a small model without
 end. Each round injects so many faults, one after the other, at a random rank, half of them in the first second after
 the job trains and half of them in 20 s. The groups of `fault_kinds` have fixed parts of the faults (`PARTS`), in a
-random order, and the kinds of a group come in turn. Then the training runs for so many seconds beside a process for
-each processor that does nothing but compute, and nothing is injected. 14 rounds are 210 faults and two hours without
-one. It needs root, ip, iptables and tc.
+random order, and the kinds of a group come in turn. 14 rounds are 210 faults. It needs root, ip, iptables and tc.
 Time and verdict are of one statement: that of the record when it first has a failure for the attempt. A job that does
 not train again after a fault counts as wrong, and so does a fault that ends another thing than it should. Of slow ranks
 no cause is judged, since the record says no other one than their data. `fault_kinds` says which kinds are missing.
 Goals: the right rank (or pod) in 0.98 and the right cause in 0.95 of all faults, 0.95 of them named within 15 s of the
 limit that the job's settings have for the kind (0 for a rank that ends), each in all and in each group, and no alarm
-without a fault, which is judged from two hours on.
+before a fault. `false_alarms` trains the same job for two hours without a fault.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -55,7 +54,6 @@ PATIENCE = 60.0  # seconds after which a fault counts as never named, beyond its
 MOMENTS = (1.0, 20.0)  # seconds after the job trains within which a fault comes
 STARTING = 10.0  # seconds of a start, about
 START_LIMIT = 180.0  # seconds until all ranks make steps, on a machine that is busy
-ENOUGH_HOURS = 2.0  # without a fault, for a verdict on false alarms
 # How many of 15 faults are of each group.
 PARTS = {"ranks that end": 6, "hangs": 4, "pods and network": 3, "slow ranks": 2}
 _ENDED = re.compile(r"^\[pod \d+\] attempt (\d+) ended: (.*)")
@@ -525,49 +523,54 @@ def in_turn(names: Sequence[str], draw: random.Random) -> Iterator[Fault]:
             yield left[group].pop()
 
 
-def main() -> int:
-    parser = measure.parser(__doc__, rounds=14)
-    parser.add_argument("--faults", type=measure.positive, default=15, help="in a round (default 15)")
-    parser.add_argument("--calm", type=float, default=510, help="seconds without a fault in a round (default 510)")
-    parser.add_argument("--only", nargs="+", metavar="KIND", default=[], help="kinds to inject (default: all)")
+def options_of(parser: argparse.ArgumentParser) -> Any:
+    """The options of a benchmark that trains the job on hosts of its own, which it must be able to make."""
     parser.add_argument("--processes", type=measure.positive, default=2, help="ranks of each launcher (default 2)")
-    parser.add_argument("--seed", type=int, default=1)
-    options: Any = parser.parse_args()
-    if unknown := set(options.only) - {fault.name for fault in FAULTS}:
-        parser.error(f"--only: benchmarks/fault_kinds.py has no kind {min(unknown)!r}")
+    options = parser.parse_args()
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         measure.skip(f"{missing[0]} is not installed")
     if os.geteuid() != 0:
         measure.skip("network namespaces need root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and leave nothing behind
-    report = measure.Report("diagnosis", options)
-    draw = random.Random(options.seed)
-    faults = in_turn(options.only, draw)
+    return options
+
+
+@contextlib.contextmanager
+def diagnosed(processes: int) -> Iterator[Diagnosis]:
+    """A job without faults so far, which ends with the context."""
     with network(PODS) as net, tempfile.TemporaryDirectory() as name, small_file_systems(Path(name)):
         Path(name, "train.py").write_text("import faulty\n\nfaulty.main()\n")
-        diagnosis = Diagnosis(net, Path(name), options.processes)
+        diagnosis = Diagnosis(net, Path(name), processes)
         try:
-            for _ in range(options.rounds):
-                for _ in range(options.faults):
-                    diagnosis.inject(next(faults), draw)
-                diagnosis.stay_calm(options.calm)
+            yield diagnosis
         except NotTrainingError as error:
             raise SystemExit(str(error)) from None
         finally:
             diagnosis.end()
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=14)
+    parser.add_argument("--faults", type=measure.positive, default=15, help="in a round (default 15)")
+    parser.add_argument("--only", nargs="+", metavar="KIND", default=[], help="kinds to inject (default: all)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = options_of(parser)
+    if unknown := set(options.only) - {fault.name for fault in FAULTS}:
+        parser.error(f"--only: benchmarks/fault_kinds.py has no kind {min(unknown)!r}")
+    report = measure.Report("diagnosis", options)
+    draw = random.Random(options.seed)
+    faults = in_turn(options.only, draw)
+    with diagnosed(options.processes) as diagnosis:
+        try:
+            for _ in range(options.rounds * options.faults):
+                diagnosis.inject(next(faults), draw)
+        finally:
             report_of(report, diagnosis.outcomes)
-            report_alarms(report, diagnosis)
+            if diagnosis.outcomes:
+                alarms = len(diagnosis.false_alarms)
+                report.compute("alarms before a fault", alarms, len(diagnosis.outcomes), measure.at_most(0), "faults")
             code = report.finish()
     return code
-
-
-def report_alarms(report: measure.Report, diagnosis: Diagnosis) -> None:
-    """Add the rate of false alarms. Those before faults count too, but not the time there."""
-    hours = diagnosis.calm_seconds / 3600
-    print(f"false alarms, those before faults too: {len(diagnosis.false_alarms)}")
-    if hours:
-        what = "false alarms per hour without a fault"
-        report.rate(what, len(diagnosis.false_alarms), hours, ENOUGH_HOURS, measure.at_most(0))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "recovery_loops": ("runtime/flk_hosts", *_LAUNCHER, *_RUN, *_CHECKPOINT),
     "failures": ("benchmarks/failing_loop.py", *_TRAINING),
     "diagnosis": ("benchmarks/faulty.py", "runtime/flk_runtime/contract", "tests/support/failure_kinds.py", *_TRAINING),
+    "false_alarms": ("benchmarks/faulty.py", "runtime/flk_runtime/contract", *_TRAINING),
     "slow_ranks": (*_LAUNCHER, "runtime/flk_runtime/shared/observer.py"),
     "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
     "elastic": (*_LAUNCHER, *_RUN, *_CHECKPOINT),

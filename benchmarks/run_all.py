@@ -34,6 +34,7 @@ NAMES: Final = (
     "recovery_loops",
     "failures",
     "diagnosis",
+    "false_alarms",
     "slow_ranks",
     "pod_recovery",
     "elastic",
