@@ -20,8 +20,8 @@ _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in
 class Stream(Generic[M]):
     """One end of a connection. One thread may send while another one receives; any thread may call `interrupt`.
 
-    All methods block for at most the time of `set_timeout` without progress. They raise OSError: TimeoutError after
-    that, StrangerError for what lacks the right authentication code, VersionError from the constructor, and
+    All methods block for at most ``timeout`` seconds without progress; None: for ever. They raise OSError: TimeoutError
+    after that, StrangerError for what lacks the right authentication code, VersionError from the constructor, and
     ConnectionError when the other end closes the connection or sends something else than a message of the registry.
     """
 
@@ -66,10 +66,6 @@ class Stream(Generic[M]):
                 done += self._receive_into(missing)
         self._session.meet(greeting)
         self._session.greeting = b""  # it has been sent: `Connection` may go on with the socket
-
-    def set_timeout(self, seconds: float | None) -> None:
-        """Raise TimeoutError after ``seconds`` without progress; None: wait for ever."""
-        self._socket.settimeout(seconds)
 
     def send(self, message: M, data: bytes | bytearray | memoryview = b"") -> None:
         """Send a message, and bulk data behind it."""
