@@ -194,7 +194,6 @@ def _run(command: Sequence[str]) -> None:
     and exit handlers have ended, which use them.
     """
     main: Any = types.ModuleType("__main__")
-    spec: ModuleSpec | None = None
     sys.orig_argv[:] = [sys.executable, "-u", *command]
     sys.argv[:] = list(command)
     path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
@@ -205,6 +204,8 @@ def _run(command: Sequence[str]) -> None:
         # ModuleNotFoundError, which is not retried, in the place of runpy's own ImportError.
         _, spec, code = runpy._get_module_details(command[1], ModuleNotFoundError)  # type: ignore[attr-defined]
         sys.argv[0] = str(spec.origin)
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__file__, main.__cached__ = str(spec.origin), spec.cached
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
         _forget_shadowed(sys.path[0], os.path.basename(path))
@@ -212,9 +213,6 @@ def _run(command: Sequence[str]) -> None:
         main.__loader__ = SourceFileLoader("__main__", path)
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)  # or its annotations would be texts, as here
-    if spec:
-        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-        main.__file__, main.__cached__ = str(spec.origin), spec.cached
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
