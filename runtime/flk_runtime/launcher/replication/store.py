@@ -229,8 +229,7 @@ class ShardStore:
     def hold(self, slot: Slot, preamble: ShardPreamble) -> None:
         """Hold the whole shard that has been written into a file. Raises AttemptEndedError if it comes too late."""
         with self._changed:
-            slot.written = False
-            self._changed.notify_all()
+            self.cancel(slot)
             self._refuse_late(_id_of(preamble))
             self._hold(slot, preamble)
 
