@@ -27,7 +27,7 @@ from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.control import FOLDER_PREFIX, Control, Wakeup
-from flk_runtime.launcher.coordinator.leader import leading
+from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
@@ -144,7 +144,12 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
     rendezvous = None
     if settings.pod == 0:
-        rendezvous = Server(settings, leading(settings, log, telemetry), wakeup.post, log)
+        rendezvous = Server(
+            settings,
+            lambda send, serve_store: Leader(settings, send, serve_store, log, time.monotonic(), telemetry),
+            wakeup.post,
+            log,
+        )
     memory = None
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService

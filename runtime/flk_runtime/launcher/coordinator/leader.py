@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 from flk_runtime.contract import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -24,11 +23,9 @@ from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.replication.plan import MemoryPlans
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.telemetry.keeper import Keeper
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import Message, Send
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.telemetry.keeper import Keeper
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 # Seconds to wait for the other pods' failures when no attempt follows: longer than the agent's EXIT_TIMEOUT.
@@ -464,12 +461,3 @@ class Leader:
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits, final_reason(cause))
-
-
-def leading(
-    settings: Settings, log: Callable[[str], None], telemetry: Keeper | None = None
-) -> Callable[[Send, Callable[[], int]], Leader]:
-    """Return a function that makes the leader from the two functions that its server passes, see `Leader`."""
-    return lambda send, serve_attempt_store: Leader(
-        settings, send, serve_attempt_store, log, time.monotonic(), telemetry
-    )
