@@ -76,7 +76,6 @@ class _Host:
         self._counters = _Counters(trainer, self)
         self._folder = ""  # of the checkpoint that the trainer believes it resumes from
         self._loop: Loop | None = None
-        self._done = False  # a step, which is not counted yet
         self._tokens = 0
         self._epoch, self._between_epochs = -1, True
         self._before_epoch = self._skipped = 0  # steps before this epoch, and steps of it before a resume
@@ -85,6 +84,8 @@ class _Host:
         self._loader_knows = True  # where it is in this epoch
         self.is_over = False
         """Whether the trainer has made its last step."""
+        self.is_done = False
+        """Whether a step is done and not counted: it is when its evaluation is over, which a resume then leaves out."""
         self.logs: dict[str, Any] = {}
         """What the trainer has logged since the latest step was counted."""
 
@@ -218,10 +219,6 @@ class _Host:
         self._loader_knows = self._finds_place or not self._skipped
         self._before_epoch, self._skipped = self._trainer.state.global_step - self._skipped, 0
 
-    def note_step(self) -> None:
-        """A step is done. It is counted when its evaluation is over, so that this is not made again after a resume."""
-        self._done = True
-
     def note_what_follows(self, *, evaluates: bool = False, saves: bool = False) -> None:
         """Tell the launcher that the trainer evaluates or saves, which may take long."""
         if evaluates or saves:
@@ -230,9 +227,9 @@ class _Host:
     def count(self) -> None:
         """Count the step that was done, with all that is due after it."""
         own_page().phase = Phase.TRAINING
-        if not self._done:
+        if not self.is_done:
             return
-        self._done = False
+        self.is_done = False
         trainer, logs = self._trainer, self.logs
         self.logs, report = {}, bool(logs)
         logs["total_steps"] = trainer.state.max_steps
@@ -260,7 +257,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._host.begin_epoch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._host.note_step()
+        self._host.is_done = True
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
