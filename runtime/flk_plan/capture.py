@@ -82,8 +82,7 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
         except _StepDone:
             pass
         except SystemExit as error:
-            if error.code not in (None, 0):
-                raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
+            raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise SetupError(
                 f"the first step depends on values of the model ({error.func}), which plan does not have: for a plan, "

@@ -207,9 +207,6 @@ def follow(request: dict[str, Any], command: Sequence[str]) -> None:
             trial.run_script(command)
     except Done:
         pass
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
     side.end(watch.compared)
 
 

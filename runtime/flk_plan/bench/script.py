@@ -72,8 +72,7 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
     except _Done:
         pass
     except SystemExit as error:
-        if error.code not in (None, 0):
-            raise SetupError(f"the script ended with exit code {error.code}") from None
+        raise SetupError(f"the script ended with exit code {error.code}") from None
     if clock.result is None:
         raise SetupError(f"the script made fewer than {clock.needed} steps, each with a call of run.step")
     return clock.result

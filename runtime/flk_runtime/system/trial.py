@@ -53,11 +53,18 @@ def script_command() -> list[str]:
 
 
 def run_script(command: Sequence[str]) -> None:
-    """Run ``script.py args``, or ``-m module args``, in this process as Python would run it."""
-    if command[0] == "-m":
-        sys.argv = list(command[1:])
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(command)
-        sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
-        runpy.run_path(command[0], run_name="__main__")
+    """Run ``script.py args``, or ``-m module args``, in this process as Python would run it.
+
+    Raises what it raises, but for a SystemExit with which a script ends that has done its work.
+    """
+    try:
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(command)
+            sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
