@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -166,7 +166,9 @@ class _Session:
         self.captured = CapturedModel(model, optimizers, options, find_blocks(model, options.blocks))
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._hook = model.register_forward_pre_hook(self._before_forward)
-        return _Planned(model, self._no_sync)
+        planned = ParallelModel(model)
+        planned.no_sync = self._no_sync  # type: ignore[method-assign]
+        return planned
 
     @contextlib.contextmanager
     def _no_sync(self) -> Iterator[None]:
@@ -217,17 +219,6 @@ class _Session:
             self._hook.remove()
             captured.trace = self._tracer.result()
             raise _StepDone
-
-
-class _Planned(ParallelModel):
-    """A model of a planned script."""
-
-    def __init__(self, model: nn.Module, no_sync: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-        super().__init__(model)
-        self._no_sync = no_sync
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return self._no_sync()
 
 
 def _trains(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
