@@ -48,7 +48,6 @@ class Segment:
     backward: bool
     begin: int = 0  # live bytes at its beginning
     peak: int = 0  # most live bytes during it
-    end: int = 0  # live bytes at its end
     model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
 
@@ -169,7 +168,6 @@ class Tracer:
                     each.backward,
                     live,
                     live + model.peak,
-                    live + each.change,
                     model.model_flops,
                     model.seconds,
                 )

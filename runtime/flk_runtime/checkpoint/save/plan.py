@@ -45,7 +45,6 @@ class Plan:
 
     writes: list[Write]
     entries: list[Entry]  # of the writes, in their order
-    size: int  # bytes of the shard file up to the end of the tensors
 
 
 def describe(chunks: Sequence[Chunk]) -> list[Described]:
@@ -88,7 +87,7 @@ def make_plan(structure: list[Described]) -> Plan:
             )
         )
         position = align(position + length)
-    return Plan(writes, entries, position)
+    return Plan(writes, entries)
 
 
 def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
