@@ -102,6 +102,17 @@ def allocate(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
+def write_synced(path: Path, data: bytes, *, is_new: bool = False) -> None:
+    """Write a file whose bytes are on the disk when this returns. Raises OSError; if it ``is_new``, also if it exists.
+
+    Its name is not: that is for whoever syncs the folder.
+    """
+    with open(path, "xb" if is_new else "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of ``data`` to a descriptor; if the reader has closed it, the rest is dropped."""
     view = memoryview(data)

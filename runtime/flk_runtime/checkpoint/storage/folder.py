@@ -26,6 +26,7 @@ from flk_runtime.checkpoint.storage.manifest import (
     step_name,
 )
 from flk_runtime.errors import MismatchError, checkpoint_error
+from flk_runtime.system import host
 
 _TEMPORARY = ".step-*.tmp"
 _REPLACED = ".replaced-"  # the beginning of the name of a checkpoint in whose place a new one is put
@@ -53,9 +54,7 @@ class FolderDestination:
                     f"resume from this one, write its name, {self.folder.name}, into the file {LATEST} there"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(probe, "wb") as file:
-                file.write(b"flk")
-                os.fsync(file.fileno())
+            host.write_synced(probe, b"flk")
             for temporary in self.folder.glob(_TEMPORARY):  # the probe is one of them
                 _remove(temporary)
             for replaced in self.folder.glob(f"{_REPLACED}*"):
@@ -124,10 +123,7 @@ class FolderDestination:
             stream.write(manifest)
         _sync(temporary)
         with self._as_owner():
-            with open(pointer, "w") as text:
-                text.write(pointer_text(step))
-                text.flush()
-                os.fsync(text.fileno())
+            host.write_synced(pointer, pointer_text(step).encode())
             if final.exists():
                 final.rename(replaced)
             temporary.rename(final)

@@ -28,6 +28,7 @@ from flk_runtime.contract import foreign, log_format, pod_layout
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.host import write_synced
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _RETRY: Final = 30.0  # seconds after a write that failed, if the record has not changed
@@ -209,10 +210,7 @@ class Folder:
         self._path.mkdir(parents=True, exist_ok=True)
         part = self._path / f"{_FILE}.part"
         part.unlink(missing_ok=True)  # a link of another job would lead elsewhere
-        with open(part, "x") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_synced(part, text.encode(), is_new=True)
         part.replace(self._path / _FILE)
 
 
