@@ -177,7 +177,12 @@ class Watch:
             "batch_norm": any(isinstance(each, _BATCH_NORMS) for each in modules),
             "held": any(not getattr(each, "require_backward_grad_sync", True) for each in modules),
             "sharded": any(isinstance(each, DTensor) for each in parameters),
-            "hyperparameters": _hyperparameters(optimizer),
+            "hyperparameters": [
+                f"{name}={float(value):.12g}"
+                for group in optimizer.param_groups
+                for name, value in group.items()
+                if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+            ],
         }
 
 
@@ -232,12 +237,3 @@ def _sums(tensor: torch.Tensor) -> list[float]:
     """The sum of the elements, that of their squares, and the size of the first dimension."""
     values = wide(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
     return [float(values.sum()), float(values.square().sum()), float(tensor.shape[0]) if tensor.ndim else 1.0]
-
-
-def _hyperparameters(optimizer: Optimizer) -> list[str]:
-    return [
-        f"{name}={float(value):.12g}"
-        for group in optimizer.param_groups
-        for name, value in group.items()
-        if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    ]
