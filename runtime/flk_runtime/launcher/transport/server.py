@@ -44,13 +44,24 @@ _Arrival = tuple[Connection[Message], str, Message]  # an authenticated connecti
 class Leader(Protocol):
     """The methods of `flk_runtime.launcher.coordinator.leader.Leader` that the server calls; see there."""
 
-    def connected(self, pod: int, incarnation: str) -> None: ...
-    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
-    def received(self, pod: int, message: Message, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def due(self) -> float | None: ...
+    def connected(self, pod: int, incarnation: str) -> None:
+        """A launcher of this pod has connected."""
+
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None:
+        """Its connection is gone."""
+
+    def received(self, pod: int, message: Message, now: float) -> None:
+        """It has sent a message."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+
+    def due(self) -> float | None:
+        """When something is."""
+
     @property
-    def all_know_the_end(self) -> bool: ...
+    def all_know_the_end(self) -> bool:
+        """Whether nobody has to be told of the end any more."""
 
 
 class Server:

@@ -13,15 +13,14 @@ from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Member, Server
 from flk_runtime.launcher.transport.messages import Event, Join, Message
+from flk_runtime.launcher.transport.server import Leader
 
 FAULT = Failure(Kind.UNHEALTHY, 0, attempt=BEFORE_FIRST, message="GPU 3 is lost")
 HISTORY = [Attempt(0, 1.0, 2.0, Failure(Kind.CONTAINER_KILLED, 0))]
 
 
-class Listener:
+class Listener(Leader):
     """A leader that only keeps the messages of members that join."""
-
-    all_know_the_end = False
 
     def __init__(self) -> None:
         self.joined: queue.SimpleQueue[Join] = queue.SimpleQueue()
@@ -29,11 +28,6 @@ class Listener:
     def received(self, pod: int, message: Message, now: float) -> None:
         if isinstance(message, Join):
             self.joined.put(message)
-
-    def connected(self, pod: int, incarnation: str) -> None: ...
-    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def due(self) -> float | None: ...
 
 
 def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_loop(

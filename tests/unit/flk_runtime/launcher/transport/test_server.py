@@ -15,6 +15,7 @@ from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Server
 from flk_runtime.launcher.transport.messages import MESSAGES, AttemptStarted, Heartbeat, Hello, Message, Welcome
+from flk_runtime.launcher.transport.server import Leader as AnyLeader
 from flk_runtime.launcher.transport.server import open_attempt_store
 from flk_runtime.wire import Connection, Refused
 
@@ -22,10 +23,8 @@ PODS = 3
 STARTED = AttemptStarted(0, "10.0.0.1", 29500, [], "0-2")
 
 
-class Starter(Leader):
+class Starter(AnyLeader):
     """A leader that starts an attempt when all pods are connected."""
-
-    all_know_the_end = False
 
     def __init__(self, send: Callable[[Collection[int], Message], None]) -> None:
         self.send = send
@@ -35,11 +34,6 @@ class Starter(Leader):
         self.pods.add(pod)
         if len(self.pods) == PODS:
             self.send(self.pods, STARTED)
-
-    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
-    def received(self, pod: int, message: Message, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def due(self) -> float | None: ...
 
 
 def connect(port: int, pod: int, incarnation: str = "", age: float = 0.0) -> Connection[Message]:
