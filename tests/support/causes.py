@@ -3,8 +3,6 @@
 Those of jobs that have not started are here, and those of others in `ending_causes`.
 """
 
-from __future__ import annotations
-
 import base64
 
 from flk_runtime.contract import ExitCode

@@ -1,7 +1,5 @@
 """The causes of jobs that have started: how tests produce each in a cluster, and what flk must say about it."""
 
-from __future__ import annotations
-
 from flk_runtime.contract import ExitCode
 from tests.support.cause_cases import Case, Expected, job, python, with_volume
 

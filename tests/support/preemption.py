@@ -1,7 +1,5 @@
 """A training script for tests of preemption: the final loss shows whether a step was lost or made twice."""
 
-from __future__ import annotations
-
 TRAIN = """
     import os, pathlib, sys, time
     import torch, torch.nn.functional as F

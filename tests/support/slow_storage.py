@@ -1,7 +1,5 @@
 """The beginning of a script whose checkpoints in a folder take a second longer to write."""
 
-from __future__ import annotations
-
 SLOW_STORAGE = """
 import time
 from flk_runtime.checkpoint.storage.folder import FolderDestination

@@ -19,7 +19,7 @@ from flk_plan.trace import OUTSIDE, Segment, StepTrace
 from flk_runtime.parallel import Precision, find_blocks
 
 H100, CPU = GPUS["h100"], find_gpu("cpu", 1 << 30)
-SMALL, LARGE = 64 * 32 * 4, 64 * 64 * 4  # bytes of the parameters
+SMALL = 64 * 32 * 4  # bytes of the parameters
 
 
 class OneByOne(torch.optim.Optimizer):

@@ -1,7 +1,5 @@
 """Wrong options and wrong job files, for the commands that take a job."""
 
-from __future__ import annotations
-
 # Each option of a job with a value that it does not take.
 JOB_OPTIONS = [
     "--module ''",
