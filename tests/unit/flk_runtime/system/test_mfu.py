@@ -143,6 +143,14 @@ def meter(model: nn.Module, said: list[str], world_size: int = 1, dtype: torch.d
     return made
 
 
+def read_after_a_step(measured: mfu.Meter, clock: Clock) -> float | None:
+    """The utilisation in a step of one second after the first one."""
+    measured.begin()
+    clock.now += 1
+    measured.steps += 1
+    return measured.read()
+
+
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(("dtype", "tflops"), [(None, 1), (torch.bfloat16, 2)])
 def test_mfu_is_flops_by_time_and_peak(clock: Clock, dtype: torch.dtype | None, tflops: float) -> None:
@@ -174,10 +182,7 @@ def test_autocast_says_what_products_are_computed_in(clock: Clock) -> None:
     measured = meter(model, [])
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.zeros(2, 4))
-    measured.begin()
-    clock.now += 1
-    measured.steps += 1
-    assert measured.read() == pytest.approx(2 * 2 * 2 * 4 * 4 / 2e12)  # x needs no gradient
+    assert read_after_a_step(measured, clock) == pytest.approx(2 * 2 * 2 * 4 * 4 / 2e12)  # x needs no gradient
 
 
 @pytest.mark.usefixtures("known")
@@ -188,10 +193,7 @@ def test_evaluation_is_not_training(clock: Clock) -> None:
         model(torch.zeros(2, 4))
     model.eval()
     model(torch.zeros(2, 4))
-    measured.begin()
-    clock.now += 1
-    measured.steps += 1
-    assert measured.read() is None
+    assert read_after_a_step(measured, clock) is None
     assert said == ["no mfu: the FLOPs of this model could not be counted (it was not called in the first step)"]
 
 
@@ -216,10 +218,7 @@ def test_what_cannot_be_counted_is_said_once(clock: Clock, monkeypatch: pytest.M
     said: list[str] = []
     measured = meter(model, said)
     model(torch.zeros(2, 4))
-    measured.begin()
-    clock.now += 1
-    measured.steps += 1
-    assert measured.read() is None
+    assert read_after_a_step(measured, clock) is None
     assert measured.read() is None
     (line,) = said
     assert line.startswith("no mfu: the FLOPs of this model could not be counted (")

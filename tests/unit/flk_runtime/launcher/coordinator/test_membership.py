@@ -30,6 +30,14 @@ def test_no_attempt_starts_without_the_pod_that_leads() -> None:
     assert membership.ready_at({0, 2}, {0, 2}, 1.0) == 1.0
 
 
+def without_all(pods: int, *arrived: int, **limits: int) -> Job:
+    """An elastic job that trains with those of its pods that have arrived: the last call is over."""
+    job = Job(pods, least=2, **limits)
+    job.arrive(*arrived)
+    job.wait(5.0)
+    return job
+
+
 def group_ranks(job: Job) -> dict[int, int]:
     """The group rank of each pod that takes part in the attempt that runs."""
     started = {pod: job.latest_or_none(pod) for pod in job.sent}
@@ -151,9 +159,7 @@ def test_an_attempt_that_starts_with_a_pod_that_has_to_stop_ends_without_a_loss(
 
 
 def test_pods_that_join_are_admitted_at_a_step_boundary_together() -> None:
-    job = Job(4, least=2, restarts=0, disruptions=0)
-    job.arrive(0, 1)
-    job.wait(5.0)
+    job = without_all(4, 0, 1, restarts=0, disruptions=0)
     job.arrive(3)
     job.wait(0.4)
     job.latest(0)
@@ -170,9 +176,7 @@ def test_pods_that_join_are_admitted_at_a_step_boundary_together() -> None:
 
 
 def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
-    job = Job(3, least=2)
-    job.arrive(0, 1)
-    job.wait(5.0)
+    job = without_all(3, 0, 1)
     job.arrive(2)
     job.leader.disconnected(2, "it closed the connection", job.now)
     job.wait(1.0)
@@ -184,9 +188,7 @@ def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
 
 
 def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent() -> None:
-    job = Job(3, least=2)
-    job.arrive(0, 1)
-    job.wait(5.0)
+    job = without_all(3, 0, 1)
     job.arrive(2)
     job.wait(0.0)
     stop(job, 1, 0)
@@ -195,9 +197,7 @@ def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent(
 
 
 def test_a_pod_that_is_lost_while_another_one_is_admitted_is_the_cause() -> None:
-    job = Job(4, least=2)
-    job.arrive(0, 1, 2)
-    job.wait(5.0)
+    job = without_all(4, 0, 1, 2)
     job.arrive(3)
     job.wait(0.0)
     job.leader.disconnected(1, "it was silent for 15 s", job.now)
@@ -207,9 +207,7 @@ def test_a_pod_that_is_lost_while_another_one_is_admitted_is_the_cause() -> None
 
 
 def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:
-    job = Job(3, least=2)
-    job.arrive(0, 1)
-    job.wait(5.0)
+    job = without_all(3, 0, 1)
     job.leader.received(1, SuccessReport(0), job.now)
     job.arrive(2)
     job.wait(10.0)

@@ -334,13 +334,19 @@ class Leader:
             self.detector.received_stacks(pod, number, [snapshot])
 
 
+def alarmed() -> Leader:
+    """A leader that has asked for the stacks of a job which hangs."""
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    assert leader.detector.tick(6.0) is None
+    return leader
+
+
 SLEEPS = elsewhere(1, Frame("train.py", 12, "load"))
 
 
 def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    assert leader.detector.tick(6.0) is None
+    leader = alarmed()
     assert leader.requests == [(0, 1), (1, 1)]
     leader.send_stacks(waiting(0), SLEEPS)
     failure = leader.detector.tick(6.5)
@@ -355,9 +361,7 @@ def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
 
 
 def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    leader.detector.tick(6.0)
+    leader = alarmed()
     leader.detector.received_stacks(0, 1, [waiting(0)])
     assert leader.detector.tick(17.0) is None
     failure = leader.detector.tick(18.0)
@@ -366,9 +370,7 @@ def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
 
 
 def test_a_hang_of_which_no_pod_sends_stacks_is_ended_too() -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    leader.detector.tick(6.0)
+    leader = alarmed()
     failure = leader.detector.tick(18.0)
     assert failure
     assert (failure.kind, failure.pod_name) == ("hang", "gpt-worker-0")
@@ -378,9 +380,7 @@ def test_a_hang_of_which_no_pod_sends_stacks_is_ended_too() -> None:
 
 @pytest.mark.parametrize("progress", [{"idle": 1.0, "beat": 1.0}, {"idle": 2.0}])
 def test_progress_while_stacks_are_gathered_ends_the_alarm(progress: dict[str, float]) -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    leader.detector.tick(6.0)
+    leader = alarmed()
     leader.heartbeat(WAITS, replace(QUIET, **progress))
     leader.send_stacks(waiting(0), SLEEPS)
     assert leader.detector.tick(6.5) is None
@@ -454,9 +454,7 @@ def test_a_standstill_that_lasts_is_looked_at_again_and_told_when_it_differs() -
 
 
 def test_stacks_that_somebody_wants_are_sent_although_the_attempt_ends() -> None:
-    leader = Leader()
-    leader.heartbeat(WAITS, QUIET)
-    leader.detector.tick(6.0)
+    leader = alarmed()
     leader.detector.want_stacks((0, "cli"), 6.1)
     leader.detector.attempt_ended()
     leader.send_stacks(waiting(0), SLEEPS)
