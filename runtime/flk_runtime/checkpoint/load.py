@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -190,8 +190,7 @@ class FilesReader(ChunkReader):
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         with self._section(item.storage_index) as stream:
-            tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
-        return tensor
+            return cast("torch.Tensor", torch.load(stream, map_location="cpu", weights_only=True))
 
     def _section(self, index: MetadataIndex) -> BinaryIO:
         place = self._places[index]

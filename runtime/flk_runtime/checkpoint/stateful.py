@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 from torch import nn
@@ -104,8 +104,7 @@ def with_state(thing: Any) -> Stateful:
 def stateful_of(thing: Any) -> Stateful | None:
     """``thing`` if it has a state, the `Values` of a dictionary that has none of its own, and None for all else."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        found: Stateful = thing
-        return found
+        return cast("Stateful", thing)
     return Values(thing) if isinstance(thing, MutableMapping) else None
 
 
