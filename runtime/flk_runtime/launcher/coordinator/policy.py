@@ -205,11 +205,12 @@ def _lost_leader(
     """These failures and, first, the loss of pod 0, if every other pod of several has lost the connection to it.
 
     Empty if that is not so. Only pods count whose same launcher is ``back``: it has survived the cut. Pods that do not
-    come back, or come with another launcher, are lost themselves, perhaps all at once.
+    come back, or come with another launcher, are lost themselves, perhaps all at once. A pod 0 that stood still for a
+    while may have lost the connection to itself too.
     """
     cut = [each for each in seen if each.kind is Kind.LOST and each.message.startswith(DISCONNECTED)]
     alone = [each for each in cut if each.pod in back]
-    if len(places) < 3 or {each.pod for each in alone} != places.keys() - {0}:
+    if len(places) < 3 or {0, *(each.pod for each in alone)} != places.keys():
         return []
     first = min(alone, key=lambda failure: failure.time)
     name, node = places[0]

@@ -389,6 +389,8 @@ def test_pod_0_is_lost_if_every_other_pod_has_lost_the_connection_to_it() -> Non
     assert cause
     assert (cause.kind, cause.pod, cause.node, cause.time) == (Kind.LOST, 0, "node-a", 7.0)
     assert cause.summary == "train-0 lost the connection to all other pods"
+    failures.add(replace(LOST_POD, pod=0, time=9.0))  # it stood still, and its own launcher connected again
+    assert failures.explain(ATTEMPT, {0: Join("train-0", "node-a"), **joined}, places, []).failure == cause
     one_restarted = failures.explain(ATTEMPT, joined, places, [2]).failure
     assert one_restarted
     assert (one_restarted.pod, one_restarted.message) == (2, "was restarted")
