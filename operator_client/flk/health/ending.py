@@ -159,7 +159,7 @@ _of_memory: Final = _ended(lambda failure: failure.kind is Kind.OOM, _larger_mem
 
 
 def _killed_at_its_limit(view: JobView) -> Found | None:
-    """Find the end of a job, and containers that are killed before any attempt, so that no launcher tells of it."""
+    """Find the end of a job, and containers that are killed again and again, of which no launcher tells."""
     found = loop(view) if not view.failed else None
     if found is None or not found[1].out_of_memory:
         return _of_memory(view)
@@ -167,8 +167,7 @@ def _killed_at_its_limit(view: JobView) -> Found | None:
     limit = view.memory_limit(name)
     times = f", {len(last.lives)} times" if len(last.lives) > 1 else ""
     return Found(
-        f"the container of {name} was killed at its memory limit{f' of {limit}' if limit else ''}, before an attempt "
-        f"began{times}",
+        f"the container of {name} was killed at its memory limit{f' of {limit}' if limit else ''}{times}",
         f"submit with a larger --memory{f' than {limit}' if limit else ''}",
         [last.evidence],
         [name],
