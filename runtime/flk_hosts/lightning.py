@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, __version__
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelPruning
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
-from flk_hosts.loaders import make_resumable
+from flk_hosts.loaders import has_position, make_resumable
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
@@ -35,9 +35,9 @@ class Flk(Callback):  # type: ignore[misc]
     with code 143. The arguments are those of `flk_runtime.adopt`, and ``log_every`` is ``log_every_n_steps`` by
     default.
 
-    ``trainer.fit`` raises SetupError for DeepSpeed, for BatchSizeFinder and LearningRateFinder, and for a train loader
-    that is no DataLoader and has no ``state_dict``, and in an elastic job, because flk would not find its place in the
-    data.
+    ``trainer.fit`` raises SetupError for DeepSpeed, for BatchSizeFinder, LearningRateFinder and ModelPruning, for a
+    train loader that is no DataLoader and has no ``state_dict``, and in an elastic job, because flk would not find its
+    place in the data.
     """
 
     def __init__(
@@ -82,6 +82,11 @@ class Flk(Callback):  # type: ignore[misc]
             raise SetupError(
                 f"Flk: {type(finders[0]).__name__} trains before the training, which flk cannot tell apart: use "
                 "lightning.pytorch.tuner.Tuner before trainer.fit()"
+            )
+        if any(isinstance(each, ModelPruning) for each in trainer.callbacks):
+            raise SetupError(
+                "Flk: ModelPruning gives the weights other names as it prunes, under which a restart would not find "
+                "them: prune after the training, with torch.nn.utils.prune"
             )
         if self._loop:
             raise SetupError("Flk: flk keeps the state of one training: call trainer.fit() once in a process")
@@ -181,9 +186,7 @@ class Flk(Callback):  # type: ignore[misc]
 
     def _make_resumable(self, fit_loop: Any) -> None:
         for loader in fit_loop._combined_loader.flattened:
-            if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-                continue
-            if not isinstance(loader, DataLoader):
+            if not isinstance(loader, DataLoader) and not has_position(loader):
                 raise SetupError(
                     f"Flk: flk cannot find its place in a {type(loader).__name__}: use a DataLoader, or give it "
                     "state_dict and load_state_dict"
@@ -191,6 +194,7 @@ class Flk(Callback):  # type: ignore[misc]
             make_resumable(
                 loader,
                 read_ahead=lambda: _read_ahead(fit_loop),
+                fetched=lambda: fit_loop._data_fetcher.fetched,
                 resumed=lambda exhausted: self.loop.restore_random_state(),
             )
 

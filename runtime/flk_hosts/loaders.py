@@ -1,8 +1,9 @@
-"""make_resumable(): have a DataLoader continue after the batches that it has given, also in the middle of an epoch."""
+"""make_resumable(): have a loader continue after the batches that were used, also in the middle of an epoch."""
 
 from __future__ import annotations
 
 import collections
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,28 +20,89 @@ def make_resumable(
     loader: Any,
     *,
     read_ahead: Callable[[], int] = lambda: 0,
+    fetched: Callable[[], int] | None = None,
     resumed: Callable[[bool], None] = lambda exhausted: None,
 ) -> None:
     """Give ``loader``, a DataLoader, a position: a ``state_dict`` and a ``load_state_dict``.
 
     An epoch that is resumed has the same order as before, and leaves out the batches that were used. Of a dataset of
-    map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
-    yet, two at most. They are read again, with the random numbers of their first reading. When ``resumed``
+    map style they are not read. ``read_ahead`` returns how many of the batches that the script has fetched are not used
+    yet, two at most. They are read again, with the random numbers of their first reading. ``fetched`` returns how many
+    it has fetched in this epoch, if that is not how many the loader has given: others may give more. When ``resumed``
     is called, the script has the batches that it had when it was saved, and restores the random states. Its argument
     says whether none was left. Generators that samplers hold in attributes are restored too.
+
+    A loader that has a position keeps it. Its state becomes the one before the batches that are not used yet.
     """
-    loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
-    loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
-    loader.flk_before = collections.deque(maxlen=3)
+    if hasattr(loader, "flk_batches"):
+        return
+    kind = type(loader)
+    loader.__class__ = _rewound(kind) if has_position(loader) else type(kind.__name__, (_Resumable, kind), {})
+    loader.flk_batches, loader.flk_resumed = _Batches(read_ahead, fetched), resumed
+
+
+def has_position(loader: Any) -> bool:
+    """Whether a loader keeps its position itself, or is given one by make_resumable()."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+class _Batches:
+    """The latest batches of a loader, of which a script may fetch some before it uses them."""
+
+    def __init__(self, read_ahead: Callable[[], int], fetched: Callable[[], int] | None) -> None:
+        self.given = 0
+        self.before = collections.deque[tuple[int, Any]](maxlen=3)
+        """How many were fetched before each, and the state."""
+        self._read_ahead, self._fetched = read_ahead, fetched or (lambda: self.given)
+
+    @property
+    def unused(self) -> list[Any]:
+        """The states before the batches of this loader that are not used yet. One that had ended gave none of them."""
+        used = self._fetched() - self._read_ahead()
+        return list({number: state for number, state in self.before if number >= used}.values())
+
+    def note(self, state: Any) -> None:
+        """Note the state before the next batch is read."""
+        self.before.append((self._fetched(), state))
+
+    def counted(self, batches: Iterator[Any], state: Callable[[], Any]) -> Iterator[Any]:
+        """The batches; notes the state before each of them."""
+        while True:
+            self.note(state())
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.before.pop()
+                return
+            self.given += 1
+            yield batch
+
+
+def _rewound(loader: Any) -> type[Any]:
+    """The class of a loader with a position of its own, with the state before the batches that are not used yet."""
+
+    class Rewound(loader):  # type: ignore[misc]
+        flk_batches: _Batches
+
+        def state_dict(self) -> Any:
+            return self.flk_batches.unused[0] if self.flk_batches.unused else super().state_dict()
+
+        def __iter__(self) -> Iterator[Any]:
+            self.flk_batches.before.clear()
+            return self.flk_batches.counted(super().__iter__(), self._flk_own_state)
+
+        def _flk_own_state(self) -> Any:
+            """None before the very first batch, after which nothing is saved: the loader may have no state yet."""
+            return copy.deepcopy(super().state_dict()) if self.flk_batches.given else None
+
+    return Rewound
 
 
 class _Resumable(DataLoader):  # type: ignore[type-arg]
     """What the class of a loader gets in front of it. Its attributes begin with flk_, since the class is another's."""
 
-    flk_read_ahead: Callable[[], int]
+    flk_batches: _Batches  # of this epoch
     flk_resumed: Callable[[bool], None]
-    flk_before: collections.deque[Any]  # the random states before the latest batches were read
-    flk_given = 0  # batches of this epoch
     flk_began: Any = None  # the random states at the beginning of this epoch
     flk_position: Any = None  # where the next epoch begins; None: at its beginning
     flk_first: Any = None  # the random states when its first batch was asked for
@@ -53,10 +115,9 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         """The position in the data."""
         if self.flk_position is not None:  # which is not used yet
             return dict(self.flk_position)
-        unused = self.flk_read_ahead() if self.flk_given else 0
-        before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
-        second = self.flk_before[-1] if before is not None and unused == 2 else None
-        place = {"given": self.flk_given - unused, "before": before, "second": second}
+        unused = self.flk_batches.unused
+        before, second = (*unused, None, None)[:2]
+        place = {"given": self.flk_batches.given - len(unused), "before": before, "second": second}
         workers_stay = self.persistent_workers and self._iterator is not None
         states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
         return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": _states(self)}
@@ -77,12 +138,14 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         position = self.flk_position
+        self.flk_batches.given = 0
+        self.flk_batches.before.clear()
         if position is not None and position["began"] is not None:
             return self._flk_counted(self._flk_rest(position))
         if position is not None:
             give(_things(self), position["own"])
         self.flk_position = None
-        self.flk_given, self.flk_began = 0, {"global": rng.get_state(), "own": _states(self)}
+        self.flk_began = {"global": rng.get_state(), "own": _states(self)}
         if position is not None and position["workers_stay"]:  # new ones draw a seed before the sampler draws
             self.flk_place = (0, None, rng.get_state())
         return self._flk_counted(super().__iter__())
@@ -102,15 +165,15 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
                 next(batches, None)
             self.flk_arrive(before)
         first = next(batches, None)
-        self.flk_given, self.flk_began, self.flk_first = given, position["began"], position["first"]
-        self.flk_before.append(before)
+        self.flk_batches.given, self.flk_began, self.flk_first = given, position["began"], position["first"]
+        self.flk_batches.note(before)
         if before is not None or first is None:
             self.flk_resumed(first is None)
         if first is not None:
             yield first
             if position["second"] is not None:  # it was read later, and not with the states that follow the first
                 rng.set_state(position["second"])
-                self.flk_before.append(position["second"])
+                self.flk_batches.note(position["second"])
             yield from batches
 
     def flk_arrive(self, before: Any) -> None:
@@ -122,15 +185,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
 
     def _flk_counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.flk_first = rng.get_state()
-        while True:
-            self.flk_before.append(rng.get_state())
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.flk_before.pop()
-                return
-            self.flk_given += 1
-            yield batch
+        yield from self.flk_batches.counted(batches, rng.get_state)
 
     @property
     def _index_sampler(self) -> Any:

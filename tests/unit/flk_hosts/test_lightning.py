@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from flk_runtime.errors import SetupError
 from tests.support.collection import skip_without
 
 skip_without("lightning")
@@ -16,7 +18,7 @@ skip_without("lightning")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what Lightning says of the machine
 
 
-def state_of(callback: type[Any] | None = None) -> Any:
+def state_of(callback: Callable[[], Any] | None = None) -> Any:
     """The state that flk keeps of a Trainer, as `Flk` has it, with a model of one layer."""
     import lightning
 
@@ -74,13 +76,23 @@ def test_what_a_callback_changes_in_the_state_of_the_model_is_kept() -> None:
 def test_a_ckpt_path_that_is_not_read_is_named() -> None:
     from flk_hosts.lightning import Flk
 
-    flk, printed = Flk(), []
+    flk, printed = Flk(), list[str]()
     flk._ours, flk._state.saved = True, {"global_step": 1000}
     flk._loop = SimpleNamespace(print=printed.append)  # type: ignore[assignment]
     connector = SimpleNamespace(_loaded_checkpoint={"global_step": 1900})
     flk._choose(connector)
     assert connector._loaded_checkpoint == {}
     assert printed == ["flk: ckpt_path, of step 1900, is ignored: flk has a checkpoint, of step 1000"]
+
+
+def test_pruning_is_refused_by_name() -> None:
+    from lightning.pytorch.callbacks import ModelPruning
+
+    from flk_hosts.lightning import Flk
+
+    trainer = state_of(lambda: ModelPruning("l1_unstructured")).trainer
+    with pytest.raises(SetupError, match="Flk: ModelPruning gives the weights other names as it prunes"):
+        Flk().setup(trainer, trainer.lightning_module, "fit")
 
 
 def test_the_options_of_the_callback_are_named_for_command_lines_that_read_them() -> None:

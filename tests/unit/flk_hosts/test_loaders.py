@@ -83,3 +83,40 @@ def test_generators_that_samplers_hold_go_on(kind: str, given: int) -> None:
     resumed.load_state_dict(position)
     got += [batch.tolist() for _ in range(3) for batch in resumed]
     assert got[: len(expected)] == expected
+
+
+class Lines:
+    """A loader that keeps its own position, and has none before it is read."""
+
+    place: int
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(getattr(self, "place", 0) % 4 + 1, 5):
+            self.place = number
+            yield number
+
+    def state_dict(self) -> Any:
+        return self.place
+
+    def load_state_dict(self, place: Any) -> None:
+        self.place = place
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("given", [3, 7])
+def test_a_loader_with_its_own_position_gives_again_what_was_read_ahead(ahead: int, given: int) -> None:
+    loader, resumed = Lines(), Lines()
+    make_resumable(loader, read_ahead=lambda: ahead)
+    batches = itertools.chain.from_iterable(loader for _ in range(2))
+    used = list(itertools.islice(batches, given))[: given - ahead]
+    resumed.load_state_dict(loader.state_dict())
+    assert [*used, *resumed] == [1, 2, 3, 4, 1, 2, 3, 4][: given + 1]
+
+
+@pytest.mark.parametrize("fetched", [2, 3])
+def test_a_loader_that_has_ended_gave_none_of_what_was_read_ahead(fetched: int) -> None:
+    loader: Any = DataLoader(list(range(4)), 2)  # type: ignore[arg-type]
+    counts = iter([0, 1, 2, fetched])  # another loader, which is longer, gives the rest
+    make_resumable(loader, read_ahead=lambda: 1, fetched=lambda: next(counts))
+    assert len(list(loader)) == 2
+    assert loader.state_dict()["given"] == fetched - 1
