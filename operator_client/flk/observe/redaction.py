@@ -79,7 +79,7 @@ def _redact(node: Any) -> None:
     if not isinstance(node, dict):
         return
     for key, value in node.items():
-        if key == "env" and isinstance(value, list):
+        if key in ("env", "httpHeaders") and isinstance(value, list):
             for variable in value:
                 if isinstance(variable, dict) and "value" in variable:
                     variable["value"] = _kept_value(variable.get("name", ""), variable["value"])
@@ -94,9 +94,9 @@ def _redact(node: Any) -> None:
 
 
 def _hidden_in_command(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with ``***`` in place of its secrets."""
+    """Return the words of a command with ``***`` in place of its secrets, and of a script that has one."""
     return [
-        f"{word.removesuffix(secret)}{REDACTED}" if secret else without_password(word)
+        f"{word.removesuffix(secret)}{REDACTED}" if secret else hidden_in_shell_command(word)
         for word, secret in in_command(words)
     ]
 
@@ -125,7 +125,7 @@ def _parts(node: Any) -> Iterator[tuple[dict[str, str], list[str]]]:
     if not isinstance(node, dict):
         return
     for key, value in node.items():
-        if key == "env" and isinstance(value, list):
+        if key in ("env", "httpHeaders") and isinstance(value, list):
             told = [each for each in value if isinstance(each, dict)]
             yield {str(each.get("name", "")): str(each.get("value") or "") for each in told}, []
         elif key in ("command", "args") and isinstance(value, list):

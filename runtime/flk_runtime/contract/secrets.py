@@ -32,7 +32,6 @@ _ASSIGNMENT: Final = r"(?s)(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)"
 _IN_ADDRESS: Final = r"(://(?:[^\s/:@]*:(?!x-oauth-basic@))?)([^\s/@]+)@"
 _IN_BYTES: Final = _IN_ADDRESS.encode()
 _TOKEN: Final = 16  # characters of a token in an address that is hidden wherever it stands: names of users are shorter
-_COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 
 
 def names_secret(name: str) -> bool:
@@ -52,7 +51,11 @@ def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     """
     values = [value for name, value in variables.items() if names_secret(name)]
     values += [secret for _, secret in in_command(words) if secret]
-    values += [secret for name in _COMMANDS for secret in in_shell_command(variables.get(name, ""))]
+    commands = [
+        *(variables.get(name, "") for name in (SETUP, ON_RESTART)),
+        *(word for word in words if not word.startswith("-")),  # one of them may be the script of `bash -c`
+    ]
+    values += [secret for command in commands for secret in in_shell_command(command)]
     for match in (match for text in (*variables.values(), *words) for match in re.finditer(_IN_ADDRESS, text)):
         value = match[2] if match[1].endswith(":") else match[2].partition(":")[0]
         if match[1].endswith(":") or len(value) >= _TOKEN:

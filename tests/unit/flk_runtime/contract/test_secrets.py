@@ -19,6 +19,7 @@ CANARY = "canary-7f3b"
         ({}, ["train.py", f"HF_TOKEN={CANARY}"]),
         ({}, ["train.py", "--token", f"API_TOKEN={CANARY}"]),
         ({}, ["train.py", "--token", f"--api-key={CANARY}"]),
+        ({}, ["bash", "-c", f"cd /x && export HF_TOKEN={CANARY}\n./train.py"]),
         ({}, ["train.py", f"--cache=redis://:{CANARY}@cache.example"]),
         ({"FLK_SETUP": f"HF_TOKEN={CANARY} ./get.sh"}, []),
         ({"FLK_ON_RESTART": f"--resume --api-token={CANARY}"}, []),
