@@ -12,7 +12,7 @@ from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, ove
 from flk_runtime.contract.values import dataclass
 
 _METRICS: Final = re.compile(
-    r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"
+    r"(?P<time>[-\dT:.]+(?:Z|[+-]\d\d:\d\d)) (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"
 )
 
 
@@ -80,7 +80,7 @@ def _read(line: str) -> tuple[float, int, log_format.MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
     found = log_format.parse_metrics(match["json"]) if match else None
-    return (timestamp(match["time"] + "Z"), int(match["rank"] or 0), found) if match and found else None
+    return (timestamp(match["time"]), int(match["rank"] or 0), found) if match and found else None
 
 
 STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")

@@ -10,16 +10,17 @@ from flk.jobs.logs import LogPosition
 from flk.observe.progress import read_progress, read_telemetry_of, split_stamp
 
 
-def line(second: int, text: str) -> str:
-    return f"2026-01-01T00:00:{second:02}.123456789Z {text}"
+def line(second: int, text: str, zone: str = "Z") -> str:
+    return f"2026-01-01T00:00:{second:02}.123456789{zone} {text}"
 
 
-def test_step_time_is_that_between_two_lines() -> None:
+@pytest.mark.parametrize("zone", ["Z", "+02:00", "-03:30"])  # a kubelet writes that of its node
+def test_step_time_is_that_between_two_lines(zone: str) -> None:
     found = read_progress(
         [
-            line(10, '[rank 0] {"step": 10, "loss": 2.5}'),
-            line(12, "[rank 0] saving"),
-            line(15, '[rank 0] {"step": 20, "loss": 2.25, "samples_per_s": 64.0, "total": 100}'),
+            line(10, '[rank 0] {"step": 10, "loss": 2.5}', zone),
+            line(12, "[rank 0] saving", zone),
+            line(15, '[rank 0] {"step": 20, "loss": 2.25, "samples_per_s": 64.0, "total": 100}', zone),
         ]
     )
     assert [(p.rank, p.step, p.step_time, p.loss, p.samples_per_s) for p in found] == [(0, 20, 0.5, 2.25, 64.0)]
@@ -47,8 +48,11 @@ def test_other_lines_are_no_metrics(text: str) -> None:
 def test_two_lines_of_a_step_are_told_together() -> None:
     """A script prints the loss of a step, and then what an evaluation has found."""
     lines = [line(1, '[rank 0] {"step": 9, "loss": 2.5}'), line(3, '[rank 0] {"step": 10, "loss": 2.25}')]
-    lines.append(line(5, '[rank 0] {"step": 10, "validation": 0.5, "tokens_per_s": 8}'))
-    (found,) = read_progress(lines)
+    lines += [
+        line(5, '[rank 0] {"step": 10, "validation": 0.5, "tokens_per_s": 8}'),
+        line(6, '[rank 1] {"step": 10, "loss": 9.5}'),
+    ]
+    found, _ = read_progress(lines)
     assert (found.step, found.loss, found.step_time) == (10, 2.25, 2.0)
     samples = read_telemetry_of(lines, 0.0).history
     assert [(each.step, each.loss, each.tokens_per_s) for each in samples] == [(9, 2.5, None), (10, 2.25, 8.0)]
