@@ -158,7 +158,7 @@ def read_object(client: JobClient, target: RequestTarget) -> Reply:
     except MissingApiError as error:
         return _not_served(target, error)
     except ApiError as error:
-        return without(target) if error.status == 404 else Reply()
+        return without(target) if error.status == 404 else Reply(error=one_line(error))
 
 
 def without(target: RequestTarget) -> Reply:

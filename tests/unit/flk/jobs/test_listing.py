@@ -154,21 +154,21 @@ CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 PENDING = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/team/localqueues/gold/pendingworkloads"
 
 
-@pytest.mark.parametrize("status", [200, 0, 403, 400])
+@pytest.mark.parametrize(("every", "one"), [(200, 200), (403, 200), (403, 403), (403, 400), (400, 400)])
 @pytest.mark.usefixtures("kubeconfig")
-def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiServer, status: int) -> None:
+def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiServer, every: int, one: int) -> None:
     message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    builder = JobBuilder(1).pod(0, "Pending", {}, node="", conditions=[said])
+    pending = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    builder = JobBuilder(1).pod(0, "Pending", {}, node="", conditions=[pending])
     builder.pods[0]["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     builder.add_to(fake)
     fake.objects[CLAIMS] = {}
-    if status == 0:
-        fake.refused[CLAIMS] = (403, 'User "ada" cannot list resource')  # and may get them
-    elif status != 200:
-        fake.refused |= dict.fromkeys((CLAIMS, f"{CLAIMS}/data"), (status, "no"))
+    for path, status in ((CLAIMS, every), (f"{CLAIMS}/data", one)):
+        if status != 200:
+            fake.refused[path] = (status, 'User "ada" cannot read resource')
     (listed,) = list_observed(JobClient.connect(namespace="team"))
-    assert listed.seen.missing == ({"persistentvolumeclaims/data"} if status in (200, 0) else set())
+    assert listed.seen.missing == ({"persistentvolumeclaims/data"} if one == 200 else set())
+    assert {need.name for need in listed.seen.unread} == ({"data"} if one == 400 else set())
 
 
 def test_a_node_that_is_gone_is_asked_for_once(fake: FakeApiServer, run: Run) -> None:
