@@ -29,16 +29,19 @@ FULL = {
 
 def chunks(strategy, empty=False):
     # The number of rows, and which rows this rank holds; a scalar is on all ranks.
-    parts, part = {"ddp": (1, 0), "full": (world_size, rank), "hybrid": (2, rank % 2)}[strategy]
+    whole = world_size, rank
+    parts, part = {"ddp": (1, 0), "full": whole, "hybrid": (2, rank % 2), "columns": whole}[strategy]
     found = []
     for name, full in FULL.items():
-        rows = torch.arange(len(full)).chunk(parts) if full.dim() else []
+        axis = 1 if strategy == "columns" and full.dim() > 1 else 0
+        rows = torch.arange(full.shape[axis]).chunk(parts) if full.dim() else []
         if full.dim() and part >= len(rows):
             continue
-        begin = int(rows[part][0]) if full.dim() else 0
-        tensor = full[rows[part]].clone() if full.dim() else full.clone()
+        begin = [0] * full.dim()
+        begin[axis:axis + 1] = [int(rows[part][0])] if full.dim() else []
+        tensor = full.index_select(axis, rows[part]) if full.dim() else full.clone()
         tensor = torch.full_like(tensor, -1) if empty else tensor
-        found.append(Chunk((name,), tensor, SHAPES[name], (begin, *[0] * (full.dim() - 1)) if full.dim() else ()))
+        found.append(Chunk((name,), tensor, SHAPES[name], tuple(begin)))
     return found
 
 def save(strategy):
@@ -76,7 +79,7 @@ for saved in ("ddp", "full", "hybrid"):
     save(saved)
 dist.barrier()
 for saved in ("ddp", "full", "hybrid"):
-    for wanted in ("ddp", "full", "hybrid"):
+    for wanted in ("ddp", "full", "hybrid", "columns"):  # as of a mesh with tensor parallelism
         reader, needed, own = read(saved, wanted, range(world_size))
         shards = {shard for shard, entry in reader._entries.values() if entry.dtype}
         print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, len(shards)]]))
@@ -101,7 +104,7 @@ for wanted in ("ddp", "full", "hybrid"):
 
 def test_a_rank_gets_what_it_lacks_and_nothing_else(ranks: Ranks) -> None:
     ended = [told(rank) for rank in ranks(SCRIPT + SAME, 4)]
-    assert len(ended[0]) == 9
+    assert len(ended[0]) == 12
     received = [rank["full full"][0] for rank in ended]
     assert received == [0, 4, 4, 4], "only the scalar travels"
     assert [rank["full full"][3] for rank in ended] == [1, 2, 2, 2], "headers: its own, and that of rank 0"
