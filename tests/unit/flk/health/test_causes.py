@@ -254,11 +254,12 @@ def test_nothing_is_wrong(waits: dict[str, float], told: str) -> None:
 
 
 @pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
-def test_unknown_says_what_was_examined() -> None:
+@pytest.mark.parametrize(("now", "said"), [(NOW, "unknown"), (NOW - 1, "nothing is wrong yet")])
+def test_unknown_says_what_was_examined(now: float, said: str) -> None:
     stuck = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
-    answer = diagnose(stuck.view())
-    assert (answer.cause, answer.known) == (None, False)
-    assert answer.summary.startswith("unknown: 0 of 3 pods run")
+    answer = diagnose(JobView(replace(stuck.seen(), time=now)))
+    assert (answer.cause, answer.known) == (None, said != "unknown")
+    assert answer.summary.startswith(f"{said}: 0 of 3 pods run")
     assert "3 pods: 3 Starting" in answer.examined
 
 

@@ -286,12 +286,16 @@ def test_the_newer_of_the_answer_and_the_launchers_record_counts(fake: FakeApiSe
     said = say(client, view)
     failure = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
-    for seconds, code in ((-60, said.state.cause and said.state.cause.code), (60, "ExceptionRaised")):
+    for seconds, uid, code in (
+        (-60, view.uid, said.state.cause and said.state.cause.code),
+        (60, view.uid, "ExceptionRaised"),
+        (90, "that of another job of the name", "ExceptionRaised"),
+    ):
         time = client.now() + seconds
-        entry = ArchivedRecord("gpt", view.uid, 3, 1, time, time, record)
+        entry = ArchivedRecord("gpt", uid, 3, 1, time, time, record if uid == view.uid else JobRecord("running", 0))
         meta = {"name": f"records{seconds}", "labels": {labels.RECORDS: "true"}}
         fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
-        last = last_answer(client, "gpt")
+        last = last_answer(client, "gpt", view.uid)
         assert last
         assert last.report.cause
         assert last.report.cause.code == code

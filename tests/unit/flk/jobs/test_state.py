@@ -436,12 +436,13 @@ def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], No
     assert killed.state().reason != "OutOfMemory"
 
 
-def test_program_that_is_not_flks() -> None:
+@pytest.mark.parametrize(("processes", "who"), [(1, "rank 1 in gpt-worker-1"), (2, "gpt-worker-1")])
+def test_program_that_is_not_flks(processes: int, who: str) -> None:
     text = "Traceback (most recent call last):\n  File x\nKeyError: 'y'\n"
-    state = JobBuilder().all("pod").ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()
+    job = JobBuilder(processes=processes).all("pod")
+    state = job.ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()
     assert (state.code, state.failure and state.failure.exit_code) == (ExitCode.TRAINING, 7)
-    assert state.message == "rank 1 in gpt-worker-1 ended with exit code 7: earlier"
-    assert state.attempts == []
+    assert (state.message, state.attempts) == (f"{who} ended with exit code 7: earlier", [])
 
 
 def test_deadline_of_the_operator() -> None:
