@@ -288,13 +288,21 @@ def test_a_line_from_before_the_attempt_that_runs_says_nothing_of_it(said: float
     assert job.state(**around).reason == reason
 
 
-@pytest.mark.parametrize(("printed", "phase"), [(0, Phase.STUCK), (2, Phase.STARTING)])
-def test_a_pod_that_still_prints_may_yet_join(printed: float, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("printed", "after", "phase", "reason"),
+    [
+        (0, 300, Phase.STUCK, "RankNeverJoined"),
+        (2, 300, Phase.STARTING, "RankNeverJoined"),
+        (0, 20, Phase.STARTING, "RankNeverJoined"),
+        (0, 19, Phase.RUNNING, ""),
+    ],
+)
+def test_a_pod_that_still_prints_may_yet_join(printed: float, after: float, phase: Phase, reason: str) -> None:
     job = JobBuilder(2).all("pod").condition("Running")
     lines = {"gpt-worker-0": ["[pod 0] 1 of 2 pods have joined; waiting for pod 1"], "gpt-worker-1": ["[pod 1] setup"]}
     seen = job.seen(logs=lines, log_times={"gpt-worker-1": [at(printed)]})
-    state = states.derive(JobView(replace(seen, time=NOW + 240)))
-    assert (state.phase, state.reason) == (phase, "RankNeverJoined")
+    state = states.derive(JobView(replace(seen, time=NOW - 60 + after)))
+    assert (state.phase, state.reason) == (phase, reason)
 
 
 def test_a_restart_is_as_old_as_the_loss_of_the_pod() -> None:
