@@ -36,9 +36,12 @@ def make_resumable(
     """
     if hasattr(loader, "flk_batches"):
         return
-    kind = type(loader)
-    loader.__class__ = _rewound(kind) if has_position(loader) else type(kind.__name__, (_Resumable, kind), {})
-    loader.flk_batches, loader.flk_resumed = _Batches(read_ahead, fetched), resumed
+    kind, batches = type(loader), _Batches(read_ahead, fetched)
+    if has_position(loader):
+        _rewind(loader, batches)
+    else:
+        loader.__class__ = type(kind.__name__, (_Resumable, kind), {})
+        loader.flk_batches, loader.flk_resumed = batches, resumed
 
 
 def has_position(loader: Any) -> bool:
@@ -78,24 +81,27 @@ class _Batches:
             yield batch
 
 
-def _rewound(loader: Any) -> type[Any]:
-    """The class of a loader with a position of its own, with the state before the batches that are not used yet."""
+def _rewind(loader: Any, batches: _Batches) -> None:
+    """Have a loader with a position of its own return the state before the batches that are not used yet.
 
-    class Rewound(loader):  # type: ignore[misc]
-        flk_batches: _Batches
+    It may be any object: one with slots, one that is frozen, or one that has its methods from what it wraps.
+    """
+    own_state = loader.state_dict
+    getattr(loader, "__dict__", {}).pop("state_dict", None)  # it would hide the one below
+
+    class Rewound(type(loader)):  # type: ignore[misc]
+        __slots__ = ()
+        flk_batches = batches
 
         def state_dict(self) -> Any:
-            return self.flk_batches.unused[0] if self.flk_batches.unused else super().state_dict()
+            return batches.unused[0] if batches.unused else own_state()
 
         def __iter__(self) -> Iterator[Any]:
-            self.flk_batches.before.clear()
-            return self.flk_batches.counted(super().__iter__(), self._flk_own_state)
+            batches.before.clear()
+            # None before the very first batch, after which nothing is saved: the loader may have no state yet.
+            return batches.counted(super().__iter__(), lambda: copy.deepcopy(own_state()) if batches.given else None)
 
-        def _flk_own_state(self) -> Any:
-            """None before the very first batch, after which nothing is saved: the loader may have no state yet."""
-            return copy.deepcopy(super().state_dict()) if self.flk_batches.given else None
-
-    return Rewound
+    object.__dict__["__class__"].__set__(loader, Rewound)
 
 
 class _Resumable(DataLoader):  # type: ignore[type-arg]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -85,9 +86,10 @@ def test_generators_that_samplers_hold_go_on(kind: str, given: int) -> None:
     assert got[: len(expected)] == expected
 
 
-class Lines:
-    """A loader that keeps its own position, and has none before it is read."""
+class Narrow:
+    """A loader that keeps its own position, has none before it is read, and no attribute besides."""
 
+    __slots__ = ("place",)
     place: int
 
     def __iter__(self) -> Iterator[int]:
@@ -102,10 +104,36 @@ class Lines:
         self.place = place
 
 
+class Lines(Narrow):
+    """It may have other attributes."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """It has its position from what it wraps."""
+
+    lines: Lines = field(default_factory=Lines)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.lines)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lines, name)
+
+
+class Lent(Wrapped):
+    """It has its methods as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self).update(state_dict=self.lines.state_dict, load_state_dict=self.lines.load_state_dict)
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("given", [3, 7])
-def test_a_loader_with_its_own_position_gives_again_what_was_read_ahead(ahead: int, given: int) -> None:
-    loader, resumed = Lines(), Lines()
+@pytest.mark.parametrize("kind", [Lines, Narrow, Wrapped, Lent])
+def test_a_loader_with_its_own_position_gives_again_what_was_read_ahead(kind: Any, ahead: int, given: int) -> None:
+    loader, resumed = kind(), kind()
     make_resumable(loader, read_ahead=lambda: ahead)
     batches = itertools.chain.from_iterable(loader for _ in range(2))
     used = list(itertools.islice(batches, given))[: given - ahead]
