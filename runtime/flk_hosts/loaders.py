@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -87,19 +88,23 @@ def _rewind(loader: Any, batches: _Batches) -> None:
     It may be any object: one with slots, one that is frozen, or one that has its methods from what it wraps.
     """
     own_state = loader.state_dict
-    getattr(loader, "__dict__", {}).pop("state_dict", None)  # it would hide the one below
 
     class Rewound(type(loader)):  # type: ignore[misc]
         __slots__ = ()
         flk_batches = batches
 
         def state_dict(self) -> Any:
-            return batches.unused[0] if batches.unused else own_state()
+            known = [state for state in batches.unused if state is not None]
+            return known[0] if known else own_state()
 
         def __iter__(self) -> Iterator[Any]:
+            iterator = super().__iter__()
+            # A generator has not begun: the state is still that of the end. Before all batches there may be none.
+            late = isinstance(iterator, GeneratorType) or not batches.given
             batches.before.clear()
-            # None before the very first batch, after which nothing is saved: the loader may have no state yet.
-            return batches.counted(super().__iter__(), lambda: copy.deepcopy(own_state()) if batches.given else None)
+            return batches.counted(
+                iterator, lambda: None if late and not batches.before else copy.deepcopy(own_state())
+            )
 
     object.__dict__["__class__"].__set__(loader, Rewound)
 

@@ -92,23 +92,16 @@ def silent_node(cluster: Cluster) -> Iterator[str]:
         cluster.kubectl("delete", "node", name, "--ignore-not-found")
 
 
-def only_on(node: str) -> list[str]:
-    """The options of a job whose pods run on this node, which others avoid."""
-    return [
-        "--node-selector",
-        f"kubernetes.io/hostname={node}",
-        "--toleration",
-        "flk.dev/test=silent:NoSchedule",
-    ]
-
-
 @pytest.mark.promise("Causes: Preemption and deletion by others are named")
 @pytest.mark.promise("Causes: A node, a device or an operator in trouble is named before the script is blamed")
 def test_a_node_that_does_not_answer(
     flk: Any, kubectl: Any, image: str, folder: Path, silent_node: str, eventually: Any
 ) -> None:
-    common = ["--image", image, "--cpu", "10m", "--replicas", "2"]
-    assert flk("submit", "train.py", "--name", "lost", *common, *only_on(silent_node), cwd=folder).code == 0
+    options = [
+        "--image", image, "--cpu", "10m", "--replicas", "2",
+        "--node-selector", f"kubernetes.io/hostname={silent_node}", "--toleration", "flk.dev/test=silent:NoSchedule",
+    ]  # fmt: skip
+    assert flk("submit", "train.py", "--name", "lost", *options, cwd=folder).code == 0
     pods = ["lost-worker-0", "lost-worker-1"]
     node = ["-o", "jsonpath={.spec.nodeName}"]
     for pod in pods:

@@ -89,9 +89,16 @@ class Ranks:
             deadline = time.monotonic() + self.patience
             try:
                 for rank, output in enumerate(outputs):
-                    launcher = torchrun_variables(rank, world_size, port) if world_size > 1 else {}
+                    torchrun = {
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        "WORLD_SIZE": str(world_size),
+                        "LOCAL_WORLD_SIZE": str(world_size),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                    }
                     names = {
-                        "environment": {**launcher, **environment, **of_rank.get(rank, {})},
+                        "environment": {**(torchrun if world_size > 1 else {}), **environment, **of_rank.get(rank, {})},
                         "output": str(output),
                         "script": str(path),
                         "patience": self.patience,
@@ -116,15 +123,3 @@ class Ranks:
         ended = [Ended(process.exitcode or 0, text) for process, text in zip(processes, texts, strict=True)]
         assert failing or all(rank.code == 0 for rank in ended), shown
         return ended
-
-
-def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables that torchrun sets for a rank of one node."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }

@@ -20,7 +20,6 @@ from flk_runtime.parallel.blocks import inner_first, kept_units, sharded_units
 from flk_runtime.parallel.initialize import allocate, place
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import ParallelOptions
-from flk_runtime.parallel.precision import Precision
 from flk_runtime.system import pytree
 
 
@@ -51,7 +50,16 @@ class FSDP2Model(ParallelModel):
             for parameter in block.parameters():  # fully_shard refuses others, such as those in channels_last
                 if not parameter.is_contiguous():
                     parameter.data = parameter.data.contiguous()
-            policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
+            # Outputs that a block computes in float32 stay float32, such as a loss of its router.
+            policy = (
+                MixedPrecisionPolicy(
+                    param_dtype=precision.param_dtype(block),
+                    reduce_dtype=precision.reduce,
+                    output_dtype=precision.output_dtype(block, root=block is model),
+                )
+                if precision
+                else MixedPrecisionPolicy()
+            )
             fully_shard(block, mesh=mesh, reshard_after_forward=reshards and block not in kept, mp_policy=policy)
 
         units = sharded_units(model, blocks, precision, ends=ends)
@@ -197,13 +205,3 @@ class FSDP2Model(ParallelModel):
             self._unreduced = any(whole.grad is not None for whole in self._full.values())
 
         owner.zero_grad = zero_grad  # type: ignore[method-assign]
-
-
-def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:
-    """The dtypes of a block. Outputs that it computes in float32 stay float32, such as a loss of its router."""
-    return MixedPrecisionPolicy(
-        param_dtype=precision.param_dtype(block),
-        reduce_dtype=precision.reduce,
-        output_dtype=precision.output_dtype(block, root=root),
-        cast_forward_inputs=True,
-    )

@@ -42,7 +42,8 @@ class Loop(Training):
         if self.steps:
             drawn = DRAWN.format(call="flk.adopt", advice="call loop.restore_random_state() before the first batch")
             begin, say = self._saves.manager.begin_rank_rng, functools.partial(context.say, drawn)
-            context.closing.append(set_random_states_at_first_pass(self._called(), begin, say))
+            called = [part for each in self._objects.values() if isinstance(each, nn.Module) for part in roots_of(each)]
+            context.closing.append(set_random_states_at_first_pass(called, begin, say))
 
     def register(self, **objects: Any) -> None:
         """Keep more objects, as `adopt` does, and restore them now. Call it before the first step. Collective.
@@ -60,10 +61,6 @@ class Loop(Training):
         """
         self._check_open("register")
         self._register(states)
-
-    def _called(self) -> list[nn.Module]:
-        """The modules that the loop calls."""
-        return [part for thing in self._objects.values() if isinstance(thing, nn.Module) for part in roots_of(thing)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.

@@ -88,10 +88,6 @@ def in_need_of_a_node(reason: str, message: str) -> JobBuilder:
     return job
 
 
-def node_with_a_fault() -> dict[str, Any]:
-    return {"metadata": {"name": "node-a"}, "status": {"conditions": [condition("XidCriticalError", "Xid79", "lost")]}}
-
-
 def without_operator() -> JobView:
     """Pods that are gone, and an operator that is scaled to nothing."""
     deployment = {"metadata": {"name": "training-operator", "namespace": "kubeflow"}, "spec": {"replicas": 0}}
@@ -193,7 +189,14 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         "the job was deleted before it had ended",
     ),
     "NodeFaulty": (
-        lambda: failed("gpu", message="CUDA error").view(nodes={"node-a": node_with_a_fault()}),
+        lambda: failed("gpu", message="CUDA error").view(
+            nodes={
+                "node-a": {
+                    "metadata": {"name": "node-a"},
+                    "status": {"conditions": [condition("XidCriticalError", "Xid79", "lost")]},
+                }
+            }
+        ),
         f"{POD}: node node-a reports XidCriticalError (Xid79: lost)",
     ),
 }

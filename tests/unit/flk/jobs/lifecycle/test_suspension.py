@@ -156,10 +156,6 @@ def test_restart_that_does_not_get_rid_of_the_pods_says_how_to_go_on(fake: Any, 
     assert "this starts it again: flk resume gpt -n team" in stderr
 
 
-def template_of(fake: Any) -> Any:
-    return fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-
-
 def add_ended(fake: Any) -> Any:
     builder = JobBuilder().condition("Failed")
     builder.job["metadata"]["annotations"] = {"flk.dev/submission": "first", "flk.dev/owner": "ada@lab"}
@@ -213,7 +209,8 @@ def test_a_job_that_is_created_again_has_a_secret_of_its_own_though_the_one_befo
     fake.add("secrets", {"metadata": {"name": "gpt-rendezvous"}, "data": {"secret": "eA=="}})
     code, _, stderr = run("restart", "gpt")
     assert code == 0, stderr
-    (variable,) = template_of(fake)["containers"][0]["env"]
+    template = fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    (variable,) = template["spec"]["containers"][0]["env"]
     (name,) = fake.objects[SECRETS].keys() - {"gpt-rendezvous"}
     submission = fake.objects[JOBS]["gpt"]["metadata"]["annotations"]["flk.dev/submission"]
     assert name == f"gpt-rendezvous-{submission[:8]}"
