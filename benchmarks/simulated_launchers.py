@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.coordinator.leader import leading
+from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
@@ -68,7 +68,9 @@ def serve(pods: int, *, profile: str = "") -> int:
     def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    server = Server(settings, leading(settings, log), print, log)
+    server = Server(
+        settings, lambda send, serve_store: Leader(settings, send, serve_store, log, time.monotonic()), print, log
+    )
     if profile:
         import cProfile
 
