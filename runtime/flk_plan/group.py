@@ -55,10 +55,11 @@ class _Alike(dist.ProcessGroup):
 
     _allgather_base = all_gather_single  # type: ignore[assignment]  # the name in older releases of torch
 
-    def broadcast(self, *given: Any) -> Any:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         return _Done()
 
-    barrier = broadcast  # type: ignore[assignment]
+    def barrier(self, opts: Any = None) -> Any:
+        return _Done()
 
 
 def open_group(world_size: int) -> None:
