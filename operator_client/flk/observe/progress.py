@@ -11,9 +11,8 @@ from flk_runtime.contract import log_format
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid, thinned
 from flk_runtime.contract.values import dataclass
 
-_METRICS: Final = re.compile(
-    r"(?P<time>[-\dT:.]+(?:Z|[+-]\d\d:\d\d)) (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"
-)
+STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")
+_METRICS: Final = re.compile(STAMP.pattern.decode() + r"(?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*")
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,7 @@ def _read(line: str) -> tuple[float, int, log_format.MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
     found = log_format.parse_metrics(match["json"]) if match else None
-    return (timestamp(match["time"]), int(match["rank"] or 0), found) if match and found else None
-
-
-STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")
+    return (timestamp(match[1]), int(match["rank"] or 0), found) if match and found else None
 
 
 def split_stamp(line: bytes) -> tuple[str, str]:
