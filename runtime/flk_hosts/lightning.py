@@ -17,8 +17,8 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
-from flk_hosts.loaders import has_position, make_resumable
-from flk_runtime.checkpoint.stateful import per_rank
+from flk_hosts.loaders import make_resumable
+from flk_runtime.checkpoint.stateful import per_rank, stateful_of
 from flk_runtime.errors import SetupError
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.training.elastic import refuse_elastic
@@ -186,7 +186,7 @@ class Flk(Callback):  # type: ignore[misc]
 
     def _make_resumable(self, fit_loop: Any) -> None:
         for loader in fit_loop._combined_loader.flattened:
-            if not isinstance(loader, DataLoader) and not has_position(loader):
+            if not isinstance(loader, DataLoader) and stateful_of(loader) is not loader:
                 raise SetupError(
                     f"Flk: flk cannot find its place in a {type(loader).__name__}: use a DataLoader, or give it "
                     "state_dict and load_state_dict"

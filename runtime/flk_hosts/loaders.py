@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from flk_hosts.generators import generators_of, give, state_of
+from flk_runtime.checkpoint.stateful import stateful_of
 from flk_runtime.data import length_of
 from flk_runtime.errors import MismatchError
 from flk_runtime.system import rng
@@ -38,16 +39,11 @@ def make_resumable(
     if hasattr(loader, "flk_batches"):
         return
     kind, batches = type(loader), _Batches(read_ahead, fetched)
-    if has_position(loader):
+    if stateful_of(loader) is loader:
         _rewind(loader, batches)
     else:
         loader.__class__ = type(kind.__name__, (_Resumable, kind), {})
         loader.flk_batches, loader.flk_resumed = batches, resumed
-
-
-def has_position(loader: Any) -> bool:
-    """Whether a loader keeps its position itself, or is given one by make_resumable()."""
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
 class _Batches:
@@ -55,8 +51,9 @@ class _Batches:
 
     def __init__(self, read_ahead: Callable[[], int], fetched: Callable[[], int] | None) -> None:
         self.given = 0
+        """How many the loader has given; of one without a position of its own, in this epoch."""
         self.before = collections.deque[tuple[int, Any]](maxlen=3)
-        """How many were fetched before each, and the state."""
+        """How many batches the script had fetched before each of the latest ones, and the state then."""
         self._read_ahead, self._fetched = read_ahead, fetched or (lambda: self.given)
 
     @property
@@ -106,13 +103,14 @@ def _rewind(loader: Any, batches: _Batches) -> None:
                 iterator, lambda: None if late and not batches.before else copy.deepcopy(own_state())
             )
 
-    object.__dict__["__class__"].__set__(loader, Rewound)
+    Rewound.__name__ = type(loader).__name__
+    object.__dict__["__class__"].__set__(loader, Rewound)  # which the class of a frozen loader refuses
 
 
 class _Resumable(DataLoader):  # type: ignore[type-arg]
     """What the class of a loader gets in front of it. Its attributes begin with flk_, since the class is another's."""
 
-    flk_batches: _Batches  # of this epoch
+    flk_batches: _Batches
     flk_resumed: Callable[[bool], None]
     flk_began: Any = None  # the random states at the beginning of this epoch
     flk_position: Any = None  # where the next epoch begins; None: at its beginning
